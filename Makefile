@@ -1,0 +1,43 @@
+# Octavo needs Python 3.11 or 3.12 with pip, nothing else: every command first makes .venv, once.
+#
+#   make serve ARGS="--port 9000"      make test PYTHON=/path/to/python3.12
+#
+# PYTHON   the Python that .venv is made with; default: the first suitable of python3, python3.12, python3.11
+# ARGS     further arguments of the command that is run
+
+PYTHON ?=
+ARGS ?=
+export PYTHON
+
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check lint format bench clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+setup: ## make .venv with everything in it
+	@.ci/setup
+
+serve: setup ## start a cluster with the embedded model on http://127.0.0.1:8000
+	@exec $(BIN)/octavo serve $(ARGS)
+
+test: setup ## check, then the tests that start clusters (15 minutes)
+	@.ci/suites test
+
+check: setup ## lint, format, types and unit tests, without Ray (3 minutes)
+	@.ci/suites check
+
+lint: setup ## lint and types
+	@$(BIN)/ruff check . && $(BIN)/mypy
+
+format: setup ## format the code and mend what the linter can
+	@$(BIN)/ruff check --fix-only . ; $(BIN)/ruff format .
+
+bench: setup ## tokens per second of the engine against transformers
+	@$(BIN)/python tests/bench/engine.py $(ARGS)
+
+clean: ## remove .venv, build outputs and the caches of tools; downloaded models stay
+	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

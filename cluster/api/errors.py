@@ -1,0 +1,157 @@
+"""The one place that turns exceptions into OpenAI error bodies.
+
+| exception | status | type | code |
+|---|---|---|---|
+| pydantic ``ValidationError``, ``InvalidRequest`` | 400 | invalid_request_error | see ``_VALIDATION_CODES``; the exception's own |
+| ``ContextLengthExceeded`` | 400 | invalid_request_error | context_length_exceeded |
+| ``orjson.JSONDecodeError`` | 400 | invalid_request_error | invalid_json |
+| ``ModelNotFound`` | 404 | invalid_request_error | model_not_found |
+| unknown path, wrong method, body too large, wrong content type | 404, 405, 413, 415 | invalid_request_error | see ``_HTTP_CODES`` |
+| ``Overloaded`` | 429 with Retry-After | rate_limit_error | rate_limit_exceeded |
+| ``Unavailable`` | 503 with Retry-After | server_error | service_unavailable |
+| ``DeadlineMissed`` | 504, not to be retried | server_error | timeout |
+| ``GenerationFailed`` | 500 | server_error | generation_failed |
+| anything else | 500, without a word of what happened | server_error | internal_error |
+
+The body is ``{"error": {"message", "type", "param", "code"}}``. ``param`` is the path of a field of ours
+(``messages[0].role``), never the user's content; only an unknown field is named by the user's own word, shortened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ...worker.errors import (
+    GenerationFailed,
+    InvalidRequest,
+    ModelNotFound,
+    OctavoError,
+    Overloaded,
+    Unavailable,
+)
+
+_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large", 415: "unsupported_media_type"}
+_VALIDATION_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "unsupported": "unsupported_value",
+}
+_MAX_NAME_CHARS = 64
+
+
+class DeadlineMissed(OctavoError):
+    """The request's own ``timeout`` ran out before its first token; HTTP 504."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiError:
+    """An error as the client sees it."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """The JSON error body; also the payload of an error event in a stream."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, headers=dict(self.headers), media_type="application/json")
+
+
+def describe(exception: BaseException) -> ApiError:
+    """What the client is told of ``exception``."""
+    match exception:
+        case ValidationError():
+            return _describe_validation(exception)
+        case InvalidRequest():
+            return _bad_request(str(exception), exception.param, exception.code)
+        case orjson.JSONDecodeError():
+            return _bad_request(f"The request body is not valid JSON: {exception}", None, "invalid_json")
+        case ModelNotFound():
+            return ApiError(404, str(exception), "invalid_request_error", "model", "model_not_found")
+        case Overloaded():
+            headers = _retry_after(exception.retry_after_s)
+            return ApiError(429, str(exception), "rate_limit_error", None, "rate_limit_exceeded", headers)
+        case Unavailable():
+            headers = _retry_after(exception.retry_after_s)
+            return ApiError(503, str(exception), "server_error", None, "service_unavailable", headers)
+        case DeadlineMissed():
+            # The OpenAI client would retry a 504 by itself, with a deadline that is just as short.
+            return ApiError(504, str(exception), "server_error", "timeout", "timeout", {"x-should-retry": "false"})
+        case GenerationFailed():
+            return ApiError(500, str(exception), "server_error", None, "generation_failed")
+        case HTTPException():
+            return _describe_http(exception)
+        case _:
+            message = "The server met an error of its own; it has been logged with the x-request-id of this answer."
+            return ApiError(500, message, "server_error", None, "internal_error")
+
+
+def is_expected(exception: BaseException) -> bool:
+    """Whether ``describe`` tells all there is to know; anything else belongs in the log with its traceback."""
+    return isinstance(exception, (OctavoError, ValidationError, orjson.JSONDecodeError, HTTPException))
+
+
+def _bad_request(message: str, param: str | None, code: str | None) -> ApiError:
+    return ApiError(400, message, "invalid_request_error", param, code or "invalid_value")
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+def _describe_http(exception: HTTPException) -> ApiError:
+    code = _HTTP_CODES.get(exception.status_code)
+    headers = exception.headers or {}
+    return ApiError(exception.status_code, str(exception.detail), "invalid_request_error", None, code, headers)
+
+
+def _describe_validation(exception: ValidationError) -> ApiError:
+    """Only the first error: the SDKs show one message, and the rest is often its consequence."""
+    error = exception.errors(include_url=False)[0]
+    kind, param = error["type"], _param(error["loc"])
+    if kind == "missing":
+        message = f"Missing required field '{param}'."
+    elif kind == "extra_forbidden":
+        message = f"Unknown field '{param}'."
+    else:
+        message = f"Invalid value for '{param}': {error['msg']}{_given(error.get('input'))}."
+    default = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    return _bad_request(message, param, _VALIDATION_CODES.get(kind, default))
+
+
+def _param(location: Sequence[int | str]) -> str:
+    """``("messages", 0, "content", "<parts>", 1, "type")`` → ``messages[0].content[1].type``.
+
+    Names in angle brackets are the branches of our unions (see ``fields.py``), not fields.
+    """
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not (part.startswith("<") and part.endswith(">")):
+            path += ("." if path else "") + _shortened(part)
+    return path or "body"
+
+
+def _shortened(name: str) -> str:
+    name = "".join(c if c.isprintable() else "?" for c in name)
+    return name if len(name) <= _MAX_NAME_CHARS else name[:_MAX_NAME_CHARS] + "…"
+
+
+def _given(value: Any) -> str:
+    """The value refused, where it is short and no text of the user's."""
+    return f" (given: {orjson.dumps(value).decode()})" if isinstance(value, (bool, int, float)) else ""

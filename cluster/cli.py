@@ -1,0 +1,149 @@
+"""The command line: ``octavo serve``, ``octavo model fetch``.
+
+Errors that a user can mend are one line on stderr and exit code 2. What escapes as another exception is a defect: it
+shows its traceback and ends with exit code 1. Commands are built when they are used, so that ``octavo --help`` loads
+neither pydantic nor Ray.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from ..worker.errors import ConfigurationError, OctavoError
+
+
+class _Entry(NamedTuple):
+    short_help: str
+    build: Callable[[], click.Command]
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are built on first use; their short help is known without building them."""
+
+    def __init__(self, *args: Any, entries: dict[str, _Entry], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._entries = entries
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._entries)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in self._entries:
+            self.add_command(self._entries[cmd_name].build(), cmd_name)
+        return self.commands.get(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.short_help) for name, entry in self._entries.items()])
+
+
+class _Failure(click.ClickException):
+    """``octavo serve: error: …``, on one line."""
+
+    exit_code = 1
+
+    def __init__(self, command: str, error: OctavoError) -> None:
+        super().__init__(f"{command}: error: {' '.join(str(error).split())}")
+
+    def show(self, file: Any = None) -> None:
+        click.echo(self.message, file=file or sys.stderr)
+
+
+class _UserError(_Failure):
+    exit_code = 2
+
+
+@contextmanager
+def _reported(ctx: click.Context) -> Iterator[None]:
+    """The one place that turns our exceptions into exit codes: 2 for what the user set, 1 for the rest."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise _UserError(ctx.command_path, error) from error
+    except OctavoError as error:
+        raise _Failure(ctx.command_path, error) from error
+
+
+def _serve_command() -> click.Command:
+    from .cli_options import config_parameters, given_values
+    from .config import ServeConfig
+
+    @click.pass_context
+    def serve(ctx: click.Context, /, **_: Any) -> None:
+        """Serve MODEL over the OpenAI API until Ctrl-C.
+
+        MODEL is a folder in Hugging Face format, a hub id or a GGUF file; without it, the embedded
+        SmolLM2-135M-Instruct.
+        """
+        with _reported(ctx):
+            config = ServeConfig.parse(given_values(ctx))
+            from .launch import serve as launch
+
+            launch(config)
+
+    return click.Command("serve", callback=serve, help=serve.__doc__, params=config_parameters(ServeConfig))
+
+
+def _model_command() -> click.Command:
+    entries = {"fetch": _Entry("Download and convert a model; print its folder.", _fetch_command)}
+    return LazyGroup("model", entries=entries, help="Models in the cache folder.")
+
+
+def _fetch_command() -> click.Command:
+    @click.command(help="Download MODEL and convert it as far as serving it needs, then print its folder.")
+    @click.argument("model", required=False)
+    @click.option(
+        "--cache-dir", type=click.Path(path_type=Path), help="Default: OCTAVO_CACHE_DIR, else ~/.cache/octavo."
+    )
+    @click.pass_context
+    def fetch(ctx: click.Context, model: str | None, cache_dir: Path | None) -> None:
+        with _reported(ctx):
+            from ..worker.checkpoint.store import resolve_model
+            from .cli_options import absolute_model
+            from .environment import default_cache_dir
+
+            folder = (cache_dir or default_cache_dir()).expanduser().absolute()
+            name = None if model is None else absolute_model(model)
+            click.echo(resolve_model(name, cache_dir=folder, report=_to_stderr).path)
+
+    return fetch
+
+
+def _to_stderr(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"octavo {version('octavo')}")
+        ctx.exit()
+
+
+main = LazyGroup(
+    "octavo",
+    entries={
+        "serve": _Entry("Start a cluster that serves a model.", _serve_command),
+        "model": _Entry("Download and convert models.", _model_command),
+    },
+    help="Serve language models over many GPUs, by the page.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=_print_version,
+            help="Show the version and exit.",
+        )
+    ],
+    no_args_is_help=True,
+)

@@ -1,0 +1,177 @@
+"""ServeConfig: everything that can be set about a serving cluster, with its type, bounds and meaning.
+
+One class is the command line's flags (``cluster/cli.py`` makes them from its fields), the ``args`` of the application
+in a Serve config file, and what every part of the cluster is built from. Its errors speak of flags: a field
+``block_size`` is ``--block-size``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from ..worker.errors import ConfigurationError
+from .config_errors import describe, flag
+from .environment import default_cache_dir
+
+
+def _refuse_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("int_type", "must be a whole number")
+    return value
+
+
+def _power_of_two(value: int) -> int:
+    if not 16 <= value <= 128 or value.bit_count() != 1:
+        raise PydanticCustomError("block_size", "must be a power of two between 16 and 128")
+    return value
+
+
+def _absolute(value: Any) -> Any:
+    if value == "":
+        raise PydanticCustomError("empty_path", "must not be empty")
+    return Path(value).expanduser().absolute() if isinstance(value, str | Path) else value
+
+
+def _matches(pattern: str, rule: str) -> AfterValidator:
+    def judge(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise PydanticCustomError("pattern", rule)
+        return value
+
+    return AfterValidator(judge)
+
+
+Int = Annotated[int, BeforeValidator(_refuse_bool)]
+Count = Annotated[Int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
+AppName = Annotated[
+    str, _matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", "must be up to 63 letters, digits, dots, dashes and underscores")
+]
+RoutePrefix = Annotated[str, _matches(r"/|(/[^/\s?#]+)+", "must begin with / and not end with it")]
+
+
+class ServeConfig(BaseModel):
+    """How to serve one model. Immutable; ``model_dump(mode="json")`` gives what ``parse`` takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    model: Text | None = None
+    """Folder in Hugging Face format, hub id, or GGUF file. Default: SmolLM2-135M-Instruct, embedded."""
+    served_model_name: Text | None = None
+    """Name of the model in the API. Default: the hub id, or the name of the folder or file."""
+
+    host: Text = "127.0.0.1"
+    """Address that the HTTP server listens on."""
+    port: Annotated[Int, Field(ge=0, le=65535)] = 8000
+    """Port that the HTTP server listens on; 0 takes a free one."""
+    num_gateways: Annotated[Count, Field(le=64)] = 1
+    """HTTP processes."""
+
+    replicas: Annotated[Count, Field(le=1024)] | None = None
+    """Worker groups; each holds one copy of the model. Default: 2 for the embedded model on CPUs, else 1."""
+    tensor_parallel_size: Annotated[Count, Field(le=64)] = 1
+    """Workers, each with a device of its own, that one copy of the model is split over."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What the workers compute on; auto takes GPUs where the cluster has them."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and activations; auto is float32 on CPUs and what the model says on GPUs."""
+
+    max_model_len: Count | None = None
+    """Tokens of a sequence at the most, prompt and output together. Default: the model's own limit."""
+    max_num_seqs: Annotated[Count, Field(le=4096)] = 64
+    """Sequences that a worker group runs at once."""
+    max_num_batched_tokens: Annotated[Count, Field(le=131072)] | None = None
+    """Tokens that one step computes at the most, prefill and decode together. Default: 512 on CPUs, 2048 on GPUs."""
+
+    block_size: Annotated[Int, AfterValidator(_power_of_two)] = 16
+    """Tokens of a KV block: 16, 32, 64 or 128."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV blocks of prompts that begin alike."""
+    kv_cache_memory_bytes: Annotated[ByteSize, Field(ge=1024 * 1024)] | None = None
+    """Memory of each worker for KV blocks, such as 2GiB. Default: what is left of the device's."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.9
+    """Part of each GPU's memory that weights, KV blocks and workspace may fill together."""
+    num_gpu_blocks_override: Annotated[Int, Field(ge=2)] | None = None
+    """KV blocks of each worker, whatever its memory; for tests."""
+
+    cache_dir: Annotated[Path, BeforeValidator(_absolute)] = Field(default_factory=default_cache_dir)
+    """Folder for converted models and compiled CPU kernels. Default: OCTAVO_CACHE_DIR, else ~/.cache/octavo."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """What the logs hold."""
+
+    address: Text | None = None
+    """Address of a running Ray cluster to join. Default: a Ray of our own, stopped at the end."""
+    app_name: AppName = "octavo"
+    """Name of the Ray Serve application."""
+    route_prefix: RoutePrefix = "/"
+    """Path under which the API is found."""
+    startup_timeout_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 600.0
+    """Seconds until every worker group must be ready."""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> ServeConfig:
+        """Validate values from a command line or a file. Raises ConfigurationError that names flags and limits."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigurationError(describe(error, tuple(cls.model_fields))) from None
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> ServeConfig:
+        """Values that are fine alone and do not go together; their ConfigurationError passes through pydantic."""
+        self._check_lengths()
+        self._check_num_blocks()
+        return self
+
+    def _check_lengths(self) -> None:
+        budget, length = self.max_num_batched_tokens, self.max_model_len
+        if budget is not None:
+            _at_least("max_num_batched_tokens", budget, "max_num_seqs", self.max_num_seqs)
+        if length is not None:
+            _at_least("max_model_len", length, "block_size", self.block_size)
+
+    def _check_num_blocks(self) -> None:
+        num_blocks, length = self.num_gpu_blocks_override, self.max_model_len
+        if num_blocks is None:
+            return
+        if length is not None and num_blocks * self.block_size < length:
+            raise ConfigurationError(
+                f"--num-gpu-blocks-override: {num_blocks} blocks of --block-size {self.block_size} hold"
+                f" {num_blocks * self.block_size} tokens, fewer than one sequence of --max-model-len {length}"
+            )
+        if self.kv_cache_memory_bytes is not None:
+            raise ConfigurationError(
+                f"--num-gpu-blocks-override {num_blocks} and --kv-cache-memory-bytes"
+                f" {int(self.kv_cache_memory_bytes)} both say how large the KV cache is; set one of them"
+            )
+
+    def for_device(self, device: Literal["cpu", "cuda"]) -> ServeConfig:
+        """The same with everything decided that depends on the device. Raises ConfigurationError, as ``parse``."""
+        on_cpu = device == "cpu"
+        values = self.model_dump(mode="json")
+        values["device"] = device
+        if self.replicas is None:
+            values["replicas"] = 2 if on_cpu and self.model is None else 1
+        if self.max_num_batched_tokens is None:
+            values["max_num_batched_tokens"] = max(512 if on_cpu else 2048, self.max_num_seqs)
+        return type(self).parse(values)
+
+
+def _at_least(name: str, value: int, other: str, limit: int) -> None:
+    if value < limit:
+        raise ConfigurationError(f"{flag(name)}: must be at least {flag(other)} ({limit}), got {value}")

@@ -1,0 +1,66 @@
+"""Turns pydantic's findings into sentences that name the flag, the limit and the value."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+_WHOLE_NUMBER = "must be a whole number"
+_TEMPLATES: Mapping[str, str] = {
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be greater than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be one of {expected}",
+    "int_type": _WHOLE_NUMBER,
+    "int_parsing": _WHOLE_NUMBER,
+    "int_from_float": _WHOLE_NUMBER,
+    "int_parsing_size": "must be a smaller number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "byte_size": "must be a size in bytes, such as 2GiB",
+    "byte_size_unit": "must be a size in bytes, such as 2GiB",
+    "path_type": "must be a path",
+}
+_SHOWN_LENGTH = 80
+
+
+def flag(field: str) -> str:
+    """The flag of a field. ``model`` is an argument."""
+    return "MODEL" if field == "model" else "--" + field.replace("_", "-")
+
+
+def describe(error: ValidationError, fields: Sequence[str]) -> str:
+    """One line for everything that is wrong: ``--port: must be at most 65535, got 70000``."""
+    return "; ".join(_sentence(dict(details), fields) for details in error.errors(include_url=False))
+
+
+def _sentence(details: dict[str, Any], fields: Sequence[str]) -> str:
+    location, kind = details["loc"], details["type"]
+    if not location:
+        return f"the configuration must be a mapping of settings, got {details['input']!r}"
+    name = str(location[0])
+    if kind == "extra_forbidden":
+        return f"{name}: no such setting{_hint(name, fields)}"
+    template = _TEMPLATES.get(kind)
+    wanted = template.format(**details.get("ctx", {})) if template else details["msg"]
+    return f"{flag(name)}: {wanted}, got {_shown(details['input'])}"
+
+
+def _hint(name: str, fields: Sequence[str]) -> str:
+    matches = difflib.get_close_matches(name.replace("-", "_"), fields, n=1)
+    return f", did you mean {matches[0]}?" if matches else ""
+
+
+def _shown(value: Any) -> str:
+    """The value as it was typed, in quotes where it would not be seen as one word; never long."""
+    is_plain = isinstance(value, int | float) or (isinstance(value, str) and value.isprintable() and " " not in value)
+    text = str(value) if is_plain and value != "" else repr(value)
+    return text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "…"

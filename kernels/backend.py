@@ -1,0 +1,82 @@
+"""Kernels: one implementation of every tensor function, chosen by device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from . import reference
+
+
+class PagedAttention(Protocol):
+    """See ``reference.paged_attention``."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        *,
+        scale: float,
+        max_query_len: int,
+        max_seq_len: int,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class RmsNorm(Protocol):
+    """See ``reference.rms_norm``."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class PrepareLinear(Protocol):
+    """See ``reference.prepare_linear``."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """One implementation of each function; ``kernels/reference.py`` says what each takes and gives."""
+
+    name: str
+    """``triton``, ``cpu`` or ``reference``."""
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    paged_attention: PagedAttention
+    copy_blocks: Callable[[Tensor, Tensor], None]
+    rms_norm: RmsNorm
+    rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    silu_mul: Callable[[Tensor], Tensor]
+    sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    prepare_linear: PrepareLinear
+    """Packs a weight once for many products; what a layer calls afterwards."""
+
+
+def reference_kernels() -> Kernels:
+    """Plain torch."""
+    return Kernels(
+        name="reference",
+        write_kv=reference.write_kv,
+        paged_attention=reference.paged_attention,
+        copy_blocks=reference.copy_blocks,
+        rms_norm=reference.rms_norm,
+        rotary=reference.rotary,
+        silu_mul=reference.silu_mul,
+        sample=reference.sample,
+        prepare_linear=reference.prepare_linear,
+    )
+
+
+def select_kernels(device: torch.device) -> Kernels:
+    """The fastest implementation for a device."""
+    return reference_kernels()

@@ -1,0 +1,40 @@
+"""Matrix products of a layer on CPUs: weights packed once in oneDNN's blocked layout.
+
+Measured on two cores (AVX-512), 20 layers of SmolLM2-135M one after the other, so that weights come from memory:
+packed for 64 rows it takes 0.55 to 0.8 of ``F.linear``'s time at 4 to 16 rows, the same from 64 rows on, and 1.1 of it at
+one or two rows. One packing therefore serves all batch sizes, and no plain copy is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+PACKED_FOR_ROWS = 64
+"""oneDNN chooses the layout for this many rows; with less it chooses one that is slow for more."""
+
+
+class PackedLinear(nn.Module):
+    """``x[T, in] -> [T, out]`` by ``weight[out, in]``, packed when it is float32 and on a CPU with oneDNN."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        self.packed = _can_pack(weight)
+        self.weight = _pack(weight) if self.packed else weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.packed:
+            return F.linear(x, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def _can_pack(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_FOR_ROWS)
+    return packed

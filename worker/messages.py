@@ -1,0 +1,255 @@
+"""The messages that travel between gateway, router and worker groups: plain data, no behaviour.
+
+Each is a frozen dataclass, encoded by ``wire.pack`` as msgpack. They are shaped for continuation: whoever holds a
+``Request`` together with the output that it has received can hand it to another worker group, which goes on where the
+first one stopped.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended. Every sequence ends exactly once, with one of these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of a request are chosen. Stop *strings* are text and stay with the gateway."""
+
+    max_tokens: int
+    """Output tokens of a branch at the most, those of ``Branch.output_token_ids`` included."""
+    seed: int
+    """64 bits, unsigned. The gateway draws one for a request that has none."""
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_tokens: int = 0
+    """Until a branch has this many output tokens, ``stop_token_ids`` cannot be drawn."""
+    stop_token_ids: tuple[int, ...] = ()
+    """End a branch when drawn: the model's end-of-sequence ids, unless the request ignores them, and its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One output of a request, with what has been generated for it already (elsewhere, before a fail-over)."""
+
+    index: int
+    output_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a gateway submits to the leader of a worker group."""
+
+    KIND: ClassVar[str] = "request"
+
+    request_id: str
+    gateway_id: str
+    """Whose poll gets the tokens."""
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    routing_hashes: tuple[int, ...]
+    """One 64-bit hash for each full block of the prompt; see ``routing_hash.py``."""
+    sampling: SamplingParams
+    branches: tuple[Branch, ...] = (Branch(0),)
+    priority: int = 0
+    """Lower is served first."""
+    timeout_s: float | None = None
+    """Seconds that the engine may take from the moment it receives the request."""
+    cache_salt: str | None = None
+    """Requests share cached blocks only with requests of the same salt."""
+    tenant: str | None = None
+    expected_cached_tokens: int = 0
+    """What the router expects this group to hold of the prompt."""
+    attempt: int = 1
+    """Counts the groups that have been given this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """New tokens of one branch. ``position`` counts output tokens from 0, so a repeat is harmless."""
+
+    request_id: str
+    branch: int
+    position: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens that were taken from the prefix cache; set in a branch's first update."""
+    error: str | None = None
+    """With ``FinishReason.ERROR`` or ``ABORT``: what happened, for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFrame:
+    """The answer to a poll: everything new for one gateway since the number that it acknowledged."""
+
+    KIND: ClassVar[str] = "tokens"
+
+    generation: int
+    last_number: int
+    """Acknowledge this number in the next poll; updates up to it are then forgotten."""
+    updates: tuple[SequenceUpdate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Consecutive blocks of one prefix that can now be reused. ``parent_hash`` is None at the start of a prompt."""
+
+    TAG: ClassVar[str] = "stored"
+
+    parent_hash: int | None
+    hashes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks whose last copy was evicted."""
+
+    TAG: ClassVar[str] = "removed"
+
+    hashes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksCleared:
+    """The group holds nothing any more."""
+
+    TAG: ClassVar[str] = "cleared"
+
+
+@dataclass(frozen=True, slots=True)
+class KVEvents:
+    """Changes of what a group's prefix cache holds, in order.
+
+    ``sequence_number`` counts the messages of a generation from 0 without gaps; a reader that misses one asks for a
+    snapshot. A snapshot replaces everything known of the group and carries the number of the last message it includes.
+    """
+
+    KIND: ClassVar[str] = "kv_events"
+
+    generation: int
+    sequence_number: int
+    events: tuple[BlocksStored | BlocksRemoved | BlocksCleared, ...]
+    is_snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestProgress:
+    """What became of a request since the group's last report, for the router's books."""
+
+    request_id: str
+    prefilled: bool
+    """Its prompt is computed; ``num_cached_tokens`` of it came from the cache."""
+    finished: bool
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """Leader → router, at least once a second: registration, load and cache changes of one worker group."""
+
+    KIND: ClassVar[str] = "group_report"
+
+    model: str
+    group: str
+    """The group's name; stays the same over its generations only if Serve reuses it."""
+    generation: int
+    """Start of this incarnation in ns since the epoch: a larger one voids the smaller."""
+    block_size: int
+    num_blocks: int
+    num_free_blocks: int
+    """Free or cached and unused: what new sequences can have."""
+    max_num_seqs: int
+    num_running: int
+    num_waiting: int
+    num_uncomputed_prompt_tokens: int
+    """Prefill work that the group has accepted and not yet done."""
+    prefill_tokens_per_s: float
+    """Measured; 0.0 until something was measured."""
+    decode_step_s: float
+    """Measured mean time of a step that decodes the sequences running now; 0.0 until measured."""
+    draining: bool
+    progress: tuple[RequestProgress, ...]
+    """Requests received, prefilled or finished since the last report that the router acknowledged."""
+    events: tuple[KVEvents, ...] = ()
+    metrics: str = ""
+    """The group's metrics in Prometheus text format, or empty when unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """Gateway → router: which group for this request?"""
+
+    request_id: str
+    model: str
+    routing_hashes: tuple[int, ...]
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+    timeout_s: float | None = None
+    session_id: str | None = None
+    tenant: str | None = None
+    excluded_generations: tuple[int, ...] = ()
+    """Generations that this request has just failed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQueries:
+    """All queries of a gateway within a millisecond or so, and the requests that it gave up before a group had them."""
+
+    KIND: ClassVar[str] = "route_queries"
+
+    gateway_id: str
+    queries: tuple[RouteQuery, ...]
+    cancelled: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDecision:
+    """The router's answer to one query; the group is reserved for it from this moment."""
+
+    request_id: str
+    group: str | None
+    """None: no group can take it, ``reason`` says why."""
+    generation: int
+    expected_cached_tokens: int
+    reason: str
+    """One of a fixed set of words, for headers and metrics."""
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDecisions:
+    KIND: ClassVar[str] = "route_decisions"
+
+    decisions: tuple[RouteDecision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEntry:
+    """One group in the registry that gateways cache. The leader's handle travels beside it."""
+
+    model: str
+    group: str
+    generation: int
+    slot: int
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    KIND: ClassVar[str] = "registry"
+
+    entries: tuple[GroupEntry, ...]

@@ -1,0 +1,82 @@
+"""A worker group's metrics in Prometheus text format; names and meanings follow vLLM's, prefixed ``octavo_``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from .engine import Engine
+
+_LABELS = ("model_name", "group")
+
+
+def metrics_text(engine: Engine, model: str, group: str) -> str:
+    """All metrics of one worker group, as they are now."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_EngineCollector(engine, (model, group)))
+    return generate_latest(registry).decode()
+
+
+class _EngineCollector(Collector):
+    def __init__(self, engine: Engine, labels: tuple[str, str]) -> None:
+        self._engine = engine
+        self._labels = labels
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._gauges()
+        yield from self._counters()
+        finished = CounterMetricFamily(
+            "octavo_engine_sequences_finished", "Sequences ended, by reason.", labels=(*_LABELS, "finished_reason")
+        )
+        for reason, count in self._engine.counters.finished.items():
+            finished.add_metric((*self._labels, reason.value), count)
+        yield finished
+
+    def _gauges(self) -> Iterator[Metric]:
+        scheduler, speed = self._engine.scheduler, self._engine.speed
+        pool = scheduler.pool
+        used = 1.0 - pool.num_free_blocks / pool.num_blocks
+        yield self._gauge("octavo_num_requests_running", "Sequences in the running batch.", scheduler.num_running)
+        yield self._gauge("octavo_num_requests_waiting", "Sequences waiting for admission.", scheduler.num_waiting)
+        yield self._gauge("octavo_kv_cache_usage_perc", "Share of KV blocks held by sequences, 0 to 1.", used)
+        yield self._gauge("octavo_kv_cache_blocks", "KV blocks of the pool.", pool.num_blocks)
+        yield self._gauge(
+            "octavo_kv_cache_cached_blocks", "Unused KV blocks that can still be reused.", pool.num_cached_blocks
+        )
+        yield self._gauge(
+            "octavo_prefill_tokens_per_second", "Measured prefill rate, running mean.", speed.prefill_tokens_per_s
+        )
+        yield self._gauge("octavo_decode_step_seconds", "Measured decode step, running mean.", speed.decode_step_s)
+
+    def _counters(self) -> Iterator[Metric]:
+        engine, scheduler = self._engine.counters, self._engine.scheduler.counters
+        yield self._counter(
+            "octavo_prefix_cache_queries", "Prompt tokens looked up in the cache.", scheduler.num_queried_prompt_tokens
+        )
+        yield self._counter(
+            "octavo_prefix_cache_hits", "Prompt tokens taken from the cache.", scheduler.num_cached_prompt_tokens
+        )
+        yield self._counter(
+            "octavo_num_preemptions", "Sequences preempted for lack of blocks.", scheduler.num_preemptions
+        )
+        yield self._counter(
+            "octavo_recomputed_tokens", "Tokens whose K and V preemption gave up.", scheduler.num_recomputed_tokens
+        )
+        yield self._counter("octavo_engine_steps", "Engine steps.", engine.num_steps)
+        yield self._counter("octavo_engine_prompt_tokens", "Prompt tokens of accepted requests.", engine.num_prompt_tokens)
+        yield self._counter("octavo_engine_generation_tokens", "Tokens sampled.", engine.num_generation_tokens)
+        yield self._counter("octavo_engine_computed_tokens", "Tokens computed by steps.", engine.num_computed_tokens)
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family

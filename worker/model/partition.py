@@ -1,0 +1,88 @@
+"""Which part of the model each rank owns.
+
+Up to as many ranks as there are KV heads, these are dealt out in runs as even as can be, and each takes its group of
+query heads along; SmolLM2 (9 query, 3 KV heads) over two ranks::
+
+    rank 0   KV heads 0 1   query heads 0 1 2 3 4 5
+    rank 1   KV heads 2     query heads 6 7 8
+
+Beyond that every KV head is held by several ranks, which share out its query heads::
+
+    5 ranks  KV heads 0 | 0 | 1 | 1 | 2    query heads 0 1 | 2 | 3 4 | 5 | 6 7 8
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigurationError
+from .config import ModelConfig
+
+_UNIT = 64
+"""MLP columns and vocabulary rows are dealt out in units of this many, so that kernels see whole tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The runs of heads, columns and rows that one rank owns."""
+
+    query_heads: range
+    kv_heads: range
+    mlp_columns: range
+    vocabulary: range
+
+
+def partition(config: ModelConfig, size: int) -> tuple[Partition, ...]:
+    """What each of ``size`` ranks owns. Raises ConfigurationError when a rank would be left without work."""
+    check_size(config, size)
+    heads = _share_kv_heads(config, size) if size <= config.num_kv_heads else _replicate_kv_heads(config, size)
+    columns = _deal(config.intermediate_size, size)
+    rows = _deal(config.vocab_size, size)
+    return tuple(Partition(*heads[rank], columns[rank], rows[rank]) for rank in range(size))
+
+
+def check_size(config: ModelConfig, size: int) -> None:
+    """Raises ConfigurationError, with the numbers, when the model cannot be divided over ``size`` ranks."""
+    if size < 1:
+        raise ConfigurationError(f"--tensor-parallel-size is {size}, expected at least 1")
+    for count, what in (
+        (config.num_query_heads, "query heads"),
+        (config.intermediate_size, "MLP columns"),
+        (config.vocab_size, "vocabulary rows"),
+    ):
+        if size > count:
+            raise ConfigurationError(
+                f"--tensor-parallel-size is {size}, but the model has {count} {what}, "
+                f"so that {size - count} of the ranks would get none; the limit is {count}"
+            )
+
+
+def split(total: int, size: int) -> list[range]:
+    """``range(total)`` in ``size`` runs, as even as can be, the longer ones first."""
+    quotient, remainder = divmod(total, size)
+    stops = [rank * quotient + min(rank, remainder) for rank in range(size + 1)]
+    return [range(start, stop) for start, stop in zip(stops[:-1], stops[1:], strict=True)]
+
+
+def _deal(total: int, size: int) -> list[range]:
+    """Like ``split``, in whole units where there are enough of them; the last run takes what is over."""
+    if total < _UNIT * size:
+        return split(total, size)
+    units = split(-(-total // _UNIT), size)
+    return [range(run.start * _UNIT, min(run.stop * _UNIT, total)) for run in units]
+
+
+def _share_kv_heads(config: ModelConfig, size: int) -> list[tuple[range, range]]:
+    group = config.num_query_heads // config.num_kv_heads
+    runs = split(config.num_kv_heads, size)
+    return [(range(run.start * group, run.stop * group), run) for run in runs]
+
+
+def _replicate_kv_heads(config: ModelConfig, size: int) -> list[tuple[range, range]]:
+    group = config.num_query_heads // config.num_kv_heads
+    heads = []
+    for kv_head, ranks in enumerate(split(size, config.num_kv_heads)):
+        for run in split(group, len(ranks)):
+            first = kv_head * group
+            heads.append((range(first + run.start, first + run.stop), range(kv_head, kv_head + 1)))
+    return heads

@@ -1,0 +1,66 @@
+"""Outbox: numbered updates for each gateway, kept until the gateway acknowledges them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .messages import SequenceUpdate, TokenFrame
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    last_number: int = 0
+    last_poll_s: float = 0.0
+    pending: deque[SequenceUpdate] = field(default_factory=deque)
+    """The updates numbered last_number − len(pending) + 1 … last_number."""
+
+
+class Outbox:
+    """Not safe for use by two threads at once: the owner holds a lock."""
+
+    def __init__(self, generation: int, *, now: Callable[[], float]) -> None:
+        self._generation = generation
+        self._now = now
+        self._mailboxes: dict[str, _Mailbox] = {}
+
+    def put(self, gateway_id: str, update: SequenceUpdate) -> None:
+        mailbox = self._mailbox(gateway_id)
+        mailbox.last_number += 1
+        mailbox.pending.append(update)
+
+    def has_news(self, gateway_id: str, acknowledged: int) -> bool:
+        return self._mailbox(gateway_id).last_number > acknowledged
+
+    def take(self, gateway_id: str, acknowledged: int) -> TokenFrame:
+        """Forget what was acknowledged and give all that came since. A repeated call gives the same again."""
+        mailbox = self._mailbox(gateway_id)
+        mailbox.last_poll_s = self._now()
+        first = mailbox.last_number - len(mailbox.pending) + 1
+        for _ in range(min(acknowledged - first + 1, len(mailbox.pending))):
+            mailbox.pending.popleft()
+        return TokenFrame(self._generation, mailbox.last_number, tuple(mailbox.pending))
+
+    def touch(self, gateway_id: str) -> None:
+        """The gateway has been heard of."""
+        self._mailbox(gateway_id).last_poll_s = self._now()
+
+    def drop_silent(self, silence_s: float) -> list[str]:
+        """Forget the gateways that have not polled for ``silence_s`` seconds; their ids."""
+        limit = self._now() - silence_s
+        silent = [name for name, mailbox in self._mailboxes.items() if mailbox.last_poll_s < limit]
+        for name in silent:
+            del self._mailboxes[name]
+        return silent
+
+    @property
+    def is_empty(self) -> bool:
+        """Every gateway has acknowledged everything."""
+        return not any(mailbox.pending for mailbox in self._mailboxes.values())
+
+    def _mailbox(self, gateway_id: str) -> _Mailbox:
+        mailbox = self._mailboxes.get(gateway_id)
+        if mailbox is None:
+            mailbox = self._mailboxes[gateway_id] = _Mailbox(last_poll_s=self._now())
+        return mailbox

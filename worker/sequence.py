@@ -1,0 +1,86 @@
+"""Sequence: one branch of a request being generated, and its block table."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .messages import Branch, FinishReason, Request
+from .prefix_cache import CacheNode, ExtraKeys
+from .routing_hash import HashState
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """``token_ids`` is prompt and output; the first ``num_computed_tokens`` of it have K and V in the block table."""
+
+    request: Request
+    branch: int
+    token_ids: array[int]
+    arrival: int
+    """Counts arrivals at this engine; breaks ties of priority."""
+    deadline_s: float | None
+    """On the engine's clock."""
+    block_table: list[int] = field(default_factory=list)
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache when first admitted."""
+    num_preemptions: int = 0
+    slot: int | None = None
+    num_sent_blocks: int = 0
+    """Entries of the block table that the ranks know."""
+    cache_tail: CacheNode | None = None
+    """Node of the last full block that the prefix cache knows of this sequence."""
+    num_stored_blocks: int = 0
+    hash_state: HashState | None = None
+    """Where the routing hash stands after ``num_hashed_blocks`` blocks, once it is needed beyond the prompt."""
+
+    @classmethod
+    def start(cls, request: Request, branch: Branch, *, arrival: int, now: float) -> Sequence:
+        """A waiting sequence that goes on where ``branch`` stopped."""
+        return cls(
+            request=request,
+            branch=branch.index,
+            token_ids=array("i", request.prompt_token_ids + branch.output_token_ids),
+            arrival=arrival,
+            deadline_s=None if request.timeout_s is None else now + request.timeout_s,
+        )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def extra_keys(self) -> ExtraKeys:
+        salt = self.request.cache_salt
+        return () if salt is None else (salt,)
+
+    def block_keys(self, block_size: int, num_blocks: int) -> Iterator[bytes]:
+        """Token bytes of the first ``num_blocks`` full blocks."""
+        return (self.block_key(index, block_size) for index in range(num_blocks))
+
+    def block_key(self, index: int, block_size: int) -> bytes:
+        """Token bytes of full block ``index``."""
+        return self.token_ids[index * block_size : (index + 1) * block_size].tobytes()

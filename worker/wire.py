@@ -1,0 +1,106 @@
+"""msgpack encoding of frozen dataclasses, by position.
+
+A message travels as ``[kind, version, field, field, …]``. A later version only appends fields that have defaults: an
+older reader ignores what it does not know, a newer reader fills in what is not there. Anything else is a new kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+WIRE_VERSION = 1
+
+T = typing.TypeVar("T")
+
+
+class WireError(ValueError):
+    """The bytes are not a message of the kind that was expected."""
+
+
+def pack(message: Any) -> bytes:
+    """Encode a dataclass instance whose class has a ``KIND`` (a short string)."""
+    return msgpack.packb([message.KIND, WIRE_VERSION, *_fields_to_wire(message)])
+
+
+def unpack(data: bytes, kind: type[T]) -> T:
+    """Decode one message of class ``kind``. Raises WireError when the bytes are something else."""
+    try:
+        head, _version, *fields = msgpack.unpackb(data, use_list=False)
+    except (ValueError, TypeError) as error:
+        raise WireError(f"not an Octavo message: {error}") from error
+    if head != kind.KIND:  # type: ignore[attr-defined]
+        raise WireError(f"expected a message {kind.KIND!r}, got {head!r}")  # type: ignore[attr-defined]
+    return typing.cast(T, _decoder(kind)(fields))
+
+
+def _fields_to_wire(message: Any) -> list[Any]:
+    return [_to_wire(getattr(message, name)) for name in _field_names(type(message))]
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _to_wire(value: Any) -> Any:
+    if value is None or type(value) in (int, float, str, bytes, bool):
+        return value
+    if isinstance(value, tuple):
+        if value and type(value[0]) is int:
+            return value
+        return [_to_wire(item) for item in value]
+    if isinstance(value, enum.Enum):
+        return value.value
+    tag = [value.TAG] if hasattr(value, "TAG") else []
+    return tag + _fields_to_wire(value)
+
+
+@functools.cache
+def _decoder(annotation: Any) -> Callable[[Any], Any]:
+    """A function that turns what msgpack gives back into a value of the annotated type."""
+    origin = typing.get_origin(annotation)
+    if origin is tuple:
+        item = _decoder(typing.get_args(annotation)[0])
+        return tuple if item is _same else lambda items: tuple([item(value) for value in items])
+    if origin in (types.UnionType, typing.Union):
+        return _union_decoder(typing.get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return annotation
+    if dataclasses.is_dataclass(annotation):
+        return _dataclass_decoder(typing.cast(type, annotation))
+    return _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _dataclass_decoder(kind: type) -> Callable[[Any], Any]:
+    hints = typing.get_type_hints(kind)
+    decoders = [_decoder(hints[name]) for name in _field_names(kind)]
+
+    def decode(fields: Any) -> Any:
+        try:
+            return kind(*[decoder(value) for decoder, value in zip(decoders, fields, strict=False)])
+        except TypeError as error:
+            raise WireError(f"{kind.__name__} does not fit: {error}") from error
+
+    return decode
+
+
+def _union_decoder(members: tuple[Any, ...]) -> Callable[[Any], Any]:
+    """``X | None``, or a union of dataclasses that carry a ``TAG``, which then comes first on the wire."""
+    kinds = [member for member in members if member is not type(None)]
+    if len(kinds) == 1:
+        inner = _decoder(kinds[0])
+        return inner if inner is _same else lambda value: None if value is None else inner(value)
+    by_tag = {kind.TAG: _decoder(kind) for kind in kinds}
+    return lambda value: by_tag[value[0]](value[1:])
