@@ -63,7 +63,7 @@ class Kernels:
 
 
 def reference_kernels() -> Kernels:
-    """Plain torch."""
+    """Plain torch, on any device."""
     return Kernels(
         name="reference",
         write_kv=reference.write_kv,
@@ -77,6 +77,42 @@ def reference_kernels() -> Kernels:
     )
 
 
+def cpu_kernels() -> Kernels:
+    """numba and oneDNN."""
+    from . import cpu_attention, cpu_cache, cpu_elementwise, cpu_linear, cpu_sample
+
+    return Kernels(
+        name="cpu",
+        write_kv=cpu_cache.write_kv,
+        paged_attention=cpu_attention.paged_attention,
+        copy_blocks=cpu_cache.copy_blocks,
+        rms_norm=cpu_elementwise.rms_norm,
+        rotary=cpu_elementwise.rotary,
+        silu_mul=cpu_elementwise.silu_mul,
+        sample=cpu_sample.sample,
+        prepare_linear=cpu_linear.PackedLinear,
+    )
+
+
+def triton_kernels() -> Kernels:
+    """Triton, for NVIDIA and AMD GPUs."""
+    from . import triton_attention, triton_cache, triton_elementwise, triton_sample
+
+    return Kernels(
+        name="triton",
+        write_kv=triton_cache.write_kv,
+        paged_attention=triton_attention.paged_attention,
+        copy_blocks=triton_cache.copy_blocks,
+        rms_norm=triton_elementwise.rms_norm,
+        rotary=triton_elementwise.rotary,
+        silu_mul=triton_elementwise.silu_mul,
+        sample=triton_sample.sample,
+        prepare_linear=reference.prepare_linear,
+    )
+
+
 def select_kernels(device: torch.device) -> Kernels:
-    """The fastest implementation for a device."""
-    return reference_kernels()
+    """The fastest implementation for a device. Only what it needs is imported: numba on CPUs, Triton on GPUs."""
+    if device.type == "cpu":
+        return cpu_kernels()
+    return triton_kernels() if device.type == "cuda" else reference_kernels()

@@ -44,23 +44,14 @@ class Predictions:
         self.drop(request_id)
         if not hashes:
             return
-        self._requests[request_id] = _Assumed(slot, hashes, now)
-        bit, masks = 1 << slot, self._masks
-        for value in hashes:
-            mask = masks.get(value, 0)
-            if mask & bit:
-                self._repeats[value, slot] = self._repeats.get((value, slot), 0) + 1
-            else:
-                masks[value] = mask | bit
+        assumed = self._requests[request_id] = _Assumed(slot, hashes, now)
+        self._add(assumed)
 
     def drop(self, request_id: str) -> None:
         """The request stands for nothing any more. Unknown requests are harmless."""
         assumed = self._requests.pop(request_id, None)
-        if assumed is None:
-            return
-        for value in assumed.hashes:
-            if not self._drop_repeat(value, assumed.slot):
-                self._clear_bit(value, 1 << assumed.slot)
+        if assumed is not None:
+            self._remove(assumed)
 
     def drop_slot(self, slot: int) -> None:
         """The group in ``slot`` is gone."""
@@ -71,7 +62,9 @@ class Predictions:
         """The group in slot ``old`` has moved to slot ``new``."""
         for request_id in self._of_slot(old):
             assumed = self._requests[request_id]
-            self.assume(request_id, new, assumed.hashes, assumed.made_at_s)
+            self._remove(assumed)
+            assumed.slot = new
+            self._add(assumed)
 
     def expire(self, now: float) -> None:
         """Drop what is older than the time limit."""
@@ -98,17 +91,32 @@ class Predictions:
     def _of_slot(self, slot: int) -> list[str]:
         return [request_id for request_id, assumed in self._requests.items() if assumed.slot == slot]
 
+    def _add(self, assumed: _Assumed) -> None:
+        slot, bit, masks, repeats = assumed.slot, 1 << assumed.slot, self._masks, self._repeats
+        new = dict.fromkeys(assumed.hashes, bit)
+        if len(new) == len(assumed.hashes) and masks.keys().isdisjoint(new):
+            masks.update(new)  # The usual case, without a loop in Python.
+            return
+        for value in assumed.hashes:
+            mask = masks.get(value, 0)
+            if mask & bit:
+                repeats[value, slot] = repeats.get((value, slot), 0) + 1
+            else:
+                masks[value] = mask | bit
+
+    def _remove(self, assumed: _Assumed) -> None:
+        slot, bit, masks = assumed.slot, 1 << assumed.slot, self._masks
+        for value in assumed.hashes:
+            if self._repeats and self._drop_repeat(value, slot):
+                continue
+            mask = masks[value]
+            if mask == bit:
+                del masks[value]
+            else:
+                masks[value] = mask ^ bit
+
     def _drop_repeat(self, value: int, slot: int) -> bool:
-        if not self._repeats:
-            return False
         count = self._repeats.pop((value, slot), 0)
         if count > 1:
             self._repeats[value, slot] = count - 1
         return count > 0
-
-    def _clear_bit(self, value: int, bit: int) -> None:
-        mask = self._masks[value] & ~bit
-        if mask:
-            self._masks[value] = mask
-        else:
-            del self._masks[value]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import platformdirs
 import pytest
-
 from octavo.worker.checkpoint import resolve_model
 
 

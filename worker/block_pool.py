@@ -90,7 +90,7 @@ class BlockPool:
         if counts != dict(named):
             wrong = {block for block in counts.keys() | named.keys() if counts.get(block, 0) != named.get(block, 0)}
             raise RuntimeError(f"reference counts differ from the tables that name the blocks: {sorted(wrong)[:8]}")
-        states = Counter(self._free) + Counter(self._cached) + Counter(counts.keys())
+        states = Counter(self._free) + Counter(list(self._cached)) + Counter(counts.keys())
         if len(states) != self.num_blocks or any(count != 1 for count in states.values()):
             raise RuntimeError(
                 f"free {len(self._free)} + cached {len(self._cached)} + held {len(counts)} blocks "

@@ -162,7 +162,7 @@ class TorchDistributed:
 def _join(meeting: Rendezvous, device: torch.device) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """The group for tensors and the group for plans."""
     timeout = datetime.timedelta(seconds=meeting.timeout_s)
-    store = dist.TCPStore(meeting.host, meeting.port, meeting.size, meeting.rank == 0, timeout)
+    store = dist.TCPStore(meeting.host, meeting.port, meeting.size, meeting.rank == 0, timeout)  # type: ignore[attr-defined]
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",

@@ -6,12 +6,13 @@ exactly once, with an update that carries a finish reason for each of its branch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from .errors import InvalidRequest, OctavoError
-from .messages import FinishReason, Request, RequestProgress, SequenceUpdate
+from .messages import Branch, FinishReason, Request, RequestProgress, SequenceUpdate
 from .plan_builder import ScheduledStep
 from .sampling_row import SamplingRow
 from .scheduler import Scheduler
@@ -21,7 +22,7 @@ from .step_plan import StepPlan
 
 
 class StepExecutor(Protocol):
-    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int]: ...
+    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> Ordered[int]: ...
 
 
 @dataclass(slots=True)
@@ -41,7 +42,19 @@ class _Live:
 
     request: Request
     sequences: list[Sequence]
-    prefilled: bool = False
+    num_cached_tokens: int | None = None
+    """Of the first branch that was computed; None until its prompt is."""
+    num_output_tokens: int = 0
+    """Of the branches that have ended."""
+
+    def progress(self, *, finished: bool = False) -> RequestProgress:
+        return RequestProgress(
+            self.request.request_id,
+            prefilled=self.num_cached_tokens is not None,
+            finished=finished,
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_output_tokens=self.num_output_tokens if finished else 0,
+        )
 
 
 class Engine:
@@ -64,6 +77,8 @@ class Engine:
         self._live: dict[str, _Live] = {}
         self._progress: dict[str, RequestProgress] = {}
         self._num_arrivals = 0
+        self._next_deadline_s = math.inf
+        """No sequence is late before this time."""
 
     # ---- what comes in ----
 
@@ -79,27 +94,33 @@ class Engine:
         except OctavoError as error:
             self._refuse(request, str(error))
             return
-        live = self._live[request.request_id] = _Live(request, [])
-        self._note(request.request_id)
+        now = self._clock()
+        sequences = [self._start(request, branch, now) for branch in request.branches]
+        live = self._live[request.request_id] = _Live(request, list(sequences))
+        self._note(live.progress())
+        self._next_deadline_s = min([self._next_deadline_s, *_deadlines(sequences)])
         self.counters.num_prompt_tokens += len(request.prompt_token_ids)
-        for branch in request.branches:
-            sequence = Sequence.start(request, branch, arrival=self._num_arrivals, now=self._clock())
-            self._num_arrivals += 1
-            live.sequences.append(sequence)
+        for sequence in sequences:
             reason = _stop_reason(sequence)
-            if reason is None:
-                self.scheduler.add(sequence)
-            else:  # complete already: its end was lost on the way
+            if reason is not None:  # complete already: its end was lost on the way
                 self._finish(sequence, reason)
+
+    def _start(self, request: Request, branch: Branch, now: float) -> Sequence:
+        sequence = Sequence.start(request, branch, arrival=self._num_arrivals, now=now)
+        self._num_arrivals += 1
+        self.scheduler.add(sequence)
+        return sequence
 
     def _judge(self, request: Request) -> None:
         if not request.prompt_token_ids:
             raise InvalidRequest("the prompt has no tokens; at least 1 is needed", param="prompt")
+        if not request.branches:
+            raise InvalidRequest("the request has no branches; at least 1 is needed", param="n")
         self.scheduler.check_fits(len(request.prompt_token_ids), request.sampling.max_tokens)
 
     def _refuse(self, request: Request, message: str) -> None:
         self.counters.finished[FinishReason.ERROR] += len(request.branches)
-        self._note(request.request_id, finished=True)
+        self._note(RequestProgress(request.request_id, prefilled=False, finished=True))
         for branch in request.branches:
             position = len(branch.output_token_ids)
             update = SequenceUpdate(request.request_id, branch.index, position, (), FinishReason.ERROR, None, message)
@@ -133,14 +154,14 @@ class Engine:
         return True
 
     def _expire(self, now: float) -> None:
-        late = [
-            sequence
-            for live in self._live.values()
-            for sequence in live.sequences
-            if sequence.deadline_s is not None and sequence.deadline_s <= now
-        ]
-        for sequence in late:
-            self._finish(sequence, FinishReason.TIMEOUT)
+        """End what is late. Looks at every sequence only when the earliest deadline known has come."""
+        if now < self._next_deadline_s:
+            return
+        sequences = [sequence for live in self._live.values() for sequence in live.sequences]
+        for sequence in sequences:
+            if sequence.deadline_s is not None and sequence.deadline_s <= now:
+                self._finish(sequence, FinishReason.TIMEOUT)
+        self._next_deadline_s = min((time for time in _deadlines(sequences) if time > now), default=math.inf)
 
     def _account(self, step: ScheduledStep, duration_s: float) -> None:
         self.counters.num_steps += 1
@@ -151,12 +172,10 @@ class Engine:
     def _append(self, sequence: Sequence, token: int) -> None:
         position = sequence.num_output_tokens
         sequence.token_ids.append(token)
-        request_id = sequence.request.request_id
-        live = self._live[request_id]
-        first = not live.prefilled
-        if first:
-            live.prefilled = True
-            self._note(request_id, prefilled=True, num_cached_tokens=sequence.num_cached_tokens or 0)
+        live = self._live[sequence.request.request_id]
+        if live.num_cached_tokens is None:
+            live.num_cached_tokens = sequence.num_cached_tokens or 0
+            self._note(live.progress())
         reason = _stop_reason(sequence)
         self._send(sequence, position, (token,), reason)
         if reason is not None:
@@ -176,12 +195,12 @@ class Engine:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         self.counters.finished[reason] += 1
         self.scheduler.finish(sequence, reason)
-        request_id = sequence.request.request_id
-        live = self._live[request_id]
+        live = self._live[sequence.request.request_id]
         live.sequences.remove(sequence)
+        live.num_output_tokens += sequence.num_output_tokens
         if not live.sequences:
-            del self._live[request_id]
-            self._note(request_id, finished=True, num_cached_tokens=sequence.num_cached_tokens or 0)
+            del self._live[live.request.request_id]
+            self._note(live.progress(finished=True))
 
     # ---- what can be seen ----
 
@@ -200,21 +219,22 @@ class Engine:
 
     def live_progress(self) -> tuple[RequestProgress, ...]:
         """All requests under way, for a router that knows nothing yet."""
-        return tuple(RequestProgress(name, live.prefilled, False) for name, live in self._live.items())
+        return tuple(live.progress() for live in self._live.values())
 
-    def _note(
-        self, request_id: str, *, prefilled: bool = False, finished: bool = False, num_cached_tokens: int = 0
-    ) -> None:
-        before = self._progress.get(request_id)
-        prefilled = prefilled or (before is not None and before.prefilled)
-        self._progress[request_id] = RequestProgress(request_id, prefilled, finished, num_cached_tokens)
+    def _note(self, progress: RequestProgress) -> None:
+        self._progress[progress.request_id] = progress
 
     def check(self) -> None:
         """Prove the invariants of scheduler, pool and cache; see ``Scheduler.check``."""
         self.scheduler.check()
-        ended = [s for live in self._live.values() for s in live.sequences if s.status is SequenceStatus.FINISHED]
-        if ended:
-            raise RuntimeError(f"{len(ended)} sequences have ended and are still counted as under way")
+        sequences = [sequence for live in self._live.values() for sequence in live.sequences]
+        if any(sequence.status is SequenceStatus.FINISHED for sequence in sequences):
+            raise RuntimeError("a sequence has ended and is still counted as under way")
+        num_scheduled = self.scheduler.num_running + self.scheduler.num_waiting
+        if len(sequences) != num_scheduled:
+            raise RuntimeError(f"{len(sequences)} sequences are under way, but {num_scheduled} run or wait")
+        if any(time < self._next_deadline_s for time in _deadlines(sequences)):
+            raise RuntimeError("a deadline would be missed")
 
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:
@@ -234,9 +254,13 @@ def _sampling_row(sequence: Sequence) -> SamplingRow:
 def _stop_reason(sequence: Sequence) -> FinishReason | None:
     """Why the sequence ends with the tokens that it has now, or None."""
     sampling = sequence.request.sampling
-    if sequence.num_output_tokens > 0 and sequence.token_ids[-1] in sampling.stop_token_ids:
-        if sequence.num_output_tokens > sampling.min_tokens:
-            return FinishReason.STOP
-    if sequence.num_output_tokens >= sampling.max_tokens:
+    num_output_tokens = sequence.num_output_tokens
+    if num_output_tokens > sampling.min_tokens and sequence.token_ids[-1] in sampling.stop_token_ids:
+        return FinishReason.STOP
+    if num_output_tokens >= sampling.max_tokens:
         return FinishReason.LENGTH
     return None
+
+
+def _deadlines(sequences: list[Sequence]) -> list[float]:
+    return [sequence.deadline_s for sequence in sequences if sequence.deadline_s is not None]

@@ -1,18 +1,16 @@
-"""Carries out step plans on all ranks of a worker group. The leader drives; the others follow."""
+"""Executor: carries out step plans on all ranks of a worker group, from the leader's side."""
 
 from __future__ import annotations
 
-import threading
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ..kernels.backend import Kernels
 from .collectives import Collectives
 from .sampler import sample_rows
 from .sampling_row import SamplingRow
-from .step_plan import Int32Array, PlanKind, StepPlan, pack_plan, unpack_plan
+from .step_plan import PlanKind, StepPlan, pack_plan
 
 
 class Runner(Protocol):
@@ -44,7 +42,7 @@ class Executor:
         if plan.share_sampled:
             shared = self._collectives.share_sampled(tokens, len(rows), tokens.device)
             self._runner.remember(plan.step, shared)
-        return [int(token) for token in tokens]
+        return [int(token) for token in tokens.tolist()]  # one copy from the device, not one a token
 
     def heartbeat(self) -> None:
         """Tell idle ranks that the leader lives; notices a dead rank."""
@@ -57,22 +55,3 @@ class Executor:
     def _broadcast(self, plan: StepPlan) -> None:
         if self._collectives.size > 1:
             self._collectives.broadcast_plan(pack_plan(plan))
-
-
-def follow(runner: Runner, collectives: Collectives, device: torch.device, stopped: threading.Event) -> None:
-    """Ranks 1 …: carry out the leader's plans until it shuts down or ``stopped`` is set.
-
-    Raises RuntimeError when the leader is gone.
-    """
-    while not stopped.is_set():
-        plan = unpack_plan(_receive(collectives))
-        if plan.kind is PlanKind.SHUTDOWN:
-            return
-        if plan.kind is PlanKind.STEP:
-            runner.execute(plan)
-            if plan.share_sampled:
-                runner.remember(plan.step, collectives.share_sampled(None, plan.logit_indices.size, device))
-
-
-def _receive(collectives: Collectives) -> Int32Array:
-    return collectives.broadcast_plan(None)

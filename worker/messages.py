@@ -154,6 +154,8 @@ class RequestProgress:
     """Its prompt is computed; ``num_cached_tokens`` of it came from the cache."""
     finished: bool
     num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    """Output tokens of all its branches, once it is finished; the router learns from them how long outputs are."""
 
 
 @dataclass(frozen=True, slots=True)

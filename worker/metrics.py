@@ -67,7 +67,9 @@ class _EngineCollector(Collector):
             "octavo_recomputed_tokens", "Tokens whose K and V preemption gave up.", scheduler.num_recomputed_tokens
         )
         yield self._counter("octavo_engine_steps", "Engine steps.", engine.num_steps)
-        yield self._counter("octavo_engine_prompt_tokens", "Prompt tokens of accepted requests.", engine.num_prompt_tokens)
+        yield self._counter(
+            "octavo_engine_prompt_tokens", "Prompt tokens of accepted requests.", engine.num_prompt_tokens
+        )
         yield self._counter("octavo_engine_generation_tokens", "Tokens sampled.", engine.num_generation_tokens)
         yield self._counter("octavo_engine_computed_tokens", "Tokens computed by steps.", engine.num_computed_tokens)
 

@@ -15,10 +15,21 @@ class _Mailbox:
     last_poll_s: float = 0.0
     pending: deque[SequenceUpdate] = field(default_factory=deque)
     """The updates numbered last_number − len(pending) + 1 … last_number."""
+    is_synced: bool = False
+    """The gateway has polled it from number 0 on, so the numbers that it acknowledges are this mailbox's."""
+
+    def knows(self, acknowledged: int) -> bool:
+        """Whether this mailbox can have given ``acknowledged``, and not one before it that was forgotten."""
+        return acknowledged == 0 or (self.is_synced and acknowledged <= self.last_number)
 
 
 class Outbox:
-    """Not safe for use by two threads at once: the owner holds a lock."""
+    """Not safe for use by two threads at once: the owner holds a lock.
+
+    A gateway that acknowledges a number of a mailbox that was forgotten meanwhile gets an empty frame with
+    ``last_number`` 0, less than what it acknowledged: what it was waiting for is lost. Its next poll acknowledges 0 and
+    gets all there is since.
+    """
 
     def __init__(self, generation: int, *, now: Callable[[], float]) -> None:
         self._generation = generation
@@ -31,12 +42,17 @@ class Outbox:
         mailbox.pending.append(update)
 
     def has_news(self, gateway_id: str, acknowledged: int) -> bool:
-        return self._mailbox(gateway_id).last_number > acknowledged
+        """There is something to take: updates, or that the mailbox was lost."""
+        mailbox = self._mailbox(gateway_id)
+        return mailbox.last_number > acknowledged or not mailbox.knows(acknowledged)
 
     def take(self, gateway_id: str, acknowledged: int) -> TokenFrame:
         """Forget what was acknowledged and give all that came since. A repeated call gives the same again."""
         mailbox = self._mailbox(gateway_id)
         mailbox.last_poll_s = self._now()
+        if not mailbox.knows(acknowledged):
+            return TokenFrame(self._generation, 0, ())
+        mailbox.is_synced = True
         first = mailbox.last_number - len(mailbox.pending) + 1
         for _ in range(min(acknowledged - first + 1, len(mailbox.pending))):
             mailbox.pending.popleft()

@@ -37,4 +37,9 @@ class LeastWorkLost:
     """
 
     def choose(self, running: Iterable[Sequence]) -> Sequence:
-        return max(running, key=lambda s: (s.request.priority, (s.num_cached_tokens or 0) - s.num_tokens, s.arrival))
+        return max(running, key=self._key)
+
+    @staticmethod
+    def _key(sequence: Sequence) -> tuple[int, int, int]:
+        num_lost = sequence.num_computed_tokens - (sequence.num_cached_tokens or 0)
+        return sequence.request.priority, -num_lost, sequence.arrival

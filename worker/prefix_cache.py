@@ -147,10 +147,15 @@ class PrefixCache:
             pending.extend([node] if hashes and not node.copies else node.children.values())
 
     def check(self, contents: Sequence[tuple[int, bytes]] = ()) -> None:
-        """Prove that blocks and nodes name each other. ``contents`` are (block, token bytes) known to be true."""
+        """Prove that blocks and nodes name each other, and that no node is cached below one that is not.
+
+        ``contents`` are (block, token bytes) known to be true. Raises RuntimeError on the first that is broken.
+        """
         for block, node in self._node_of.items():
             if block not in node.copies:
                 raise RuntimeError(f"block {block} is not a copy of the node that it names")
+            if node.parent is None or (node.parent.parent is not None and not node.parent.copies):
+                raise RuntimeError(f"block {block} is cached, but not the block before it")
         if sum(len(node.copies) for node in set(self._node_of.values())) != len(self._node_of):
             raise RuntimeError("a node has a copy that does not name it")
         for block, key in contents:

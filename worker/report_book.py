@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from .engine import Engine
 from .messages import GroupReport, KVEvents, RequestProgress
 
 _MOST_EVENT_MESSAGES = 4_096
-"""Kept for a router that does not answer. Beyond it they are dropped; the gap makes the router ask for a snapshot."""
+"""Kept for a router that does not answer. Beyond it a snapshot takes their place."""
+
+_MOST_PROGRESS = 16_384
+"""Requests kept for a router that does not answer. Beyond it the oldest are dropped: the router has given them up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,11 @@ class ReportBook:
 
     def collect(self, engine: Engine) -> None:
         """Note what the last step changed. Called in the engine's thread."""
-        self._progress.update((entry.request_id, entry) for entry in engine.drain_progress())
+        self._note_progress(engine.drain_progress())
         if events := engine.scheduler.drain_events():
             self._events.append(KVEvents(self._identity.generation, self._next_number(), events))
         if len(self._events) > _MOST_EVENT_MESSAGES:
-            self._events.clear()
+            self._events = [self._snapshot(engine)]
         if self.metrics_due:
             self.metrics_due = False
             self._metrics = self._metrics_of(engine)
@@ -54,11 +57,7 @@ class ReportBook:
     def add_snapshot(self, engine: Engine) -> None:
         """Everything that the group holds and does, for a router that has missed something. In the engine's thread."""
         self.collect(engine)
-        number = self._num_event_messages - 1
-        snapshot = KVEvents(self._identity.generation, max(number, 0), engine.scheduler.cache.snapshot(), True)
-        if number < 0:
-            self._next_number()
-        self._events = [snapshot]
+        self._events = [self._snapshot(engine)]
         self._progress = {entry.request_id: entry for entry in engine.live_progress()} | self._progress
 
     def take(self) -> GroupReport:
@@ -85,6 +84,16 @@ class ReportBook:
             self._metrics = ""
         known = {id(message) for message in report.events}
         self._events = [message for message in self._events if id(message) not in known]
+
+    def _note_progress(self, entries: Iterable[RequestProgress]) -> None:
+        self._progress.update((entry.request_id, entry) for entry in entries)
+        while len(self._progress) > _MOST_PROGRESS:
+            del self._progress[next(iter(self._progress))]
+
+    def _snapshot(self, engine: Engine) -> KVEvents:
+        """Carries the number of the last message; the first of all messages if there was none."""
+        number = self._num_event_messages - 1 if self._num_event_messages else self._next_number()
+        return KVEvents(self._identity.generation, number, engine.scheduler.cache.snapshot(), is_snapshot=True)
 
     def _next_number(self) -> int:
         self._num_event_messages += 1

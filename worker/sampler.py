@@ -15,12 +15,13 @@ def sample_rows(logits: Tensor, rows: list[SamplingRow], kernels: Kernels) -> Te
 
     A draw depends on the row's logits, seed, branch and position alone; batch mates do not matter.
     """
+    vocab_size = logits.shape[-1]
     for index, row in enumerate(rows):
         if row.banned_token_ids:
-            logits[index, list(row.banned_token_ids)] = float("-inf")
+            banned = [token for token in row.banned_token_ids if 0 <= token < vocab_size]  # others cannot be drawn anyway
+            logits[index, banned] = float("-inf")
     if all(row.temperature == 0.0 for row in rows):
         return logits.argmax(dim=-1)
-    vocab_size = logits.shape[-1]
     device = logits.device
     return kernels.sample(
         logits,
@@ -31,6 +32,7 @@ def sample_rows(logits: Tensor, rows: list[SamplingRow], kernels: Kernels) -> Te
         _tensor([row.branch for row in rows], np.int32, device),
         _tensor([row.position for row in rows], np.int32, device),
     )
+
 
 def _tensor(values: list[int] | list[float], dtype: type[np.generic], device: torch.device) -> Tensor:
     return torch.from_numpy(np.array(values, dtype)).to(device)

@@ -11,17 +11,20 @@ Plain Python: no torch, no clock, no I/O.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from .block_pool import BlockPool
 from .errors import ContextLengthExceeded
 from .messages import BlocksRemoved, BlocksStored, FinishReason
-from .plan_builder import PlanBuilder, ScheduledSequence, ScheduledStep
+from .plan_builder import PlanBuilder, ScheduledStep
 from .policies import LeastWorkLost, Order, PriorityOrder, Victim
 from .prefix_cache import CacheNode, PrefixCache
 from .routing_hash import RoutingHasher
 from .sequence import Sequence, SequenceStatus
+
+_STEP_NUMBERS = 2**31
+"""Steps are numbered in int32 on the wire, round and round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Scheduler:
         self._num_waiting = 0
         self._running: dict[int, Sequence] = {}
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._num_uncomputed_prompt_tokens = 0
         self._num_steps = 0
 
     # ---- what comes in ----
@@ -90,6 +94,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Let ``sequence`` wait. It has passed ``check_fits``."""
+        self._num_uncomputed_prompt_tokens += sequence.num_prompt_tokens
         self._wait(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -100,6 +105,7 @@ class Scheduler:
             self._stop_running(sequence)
         else:
             self._num_waiting -= 1
+        self._num_uncomputed_prompt_tokens -= sequence.num_prompt_tokens
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
 
@@ -116,16 +122,18 @@ class Scheduler:
             self._admit_waiting(builder, budget)
         if not len(builder):
             return None
-        self._num_steps += 1
+        self._num_steps = (self._num_steps + 1) % _STEP_NUMBERS
         return builder.build(self._num_steps)
 
     def _plan_running(self, builder: PlanBuilder, budget: int) -> tuple[int, bool]:
         """Running sequences, in the order of their admission. The budget left, and whether memory ran out."""
         preempted = False
         for sequence in list(self._running.values()):
+            if budget == 0:
+                break
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # preempted by one before it
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            if num_tokens == 0 or sequence.status is not SequenceStatus.RUNNING:
-                continue
             while not self._allocate(sequence, num_tokens):
                 victim = self._victim.choose(self._running.values())
                 budget += self._preempt(victim, builder)
@@ -136,8 +144,7 @@ class Scheduler:
                 self._schedule(sequence, num_tokens, builder)
                 budget -= num_tokens
         # Not before here: a sequence that is preempted after it was scheduled never writes its new blocks.
-        for sequence in self._running.values():
-            self._store_full_blocks(sequence)
+        self._store_full_blocks(self._running.values())
         return budget, preempted
 
     def _admit_waiting(self, builder: PlanBuilder, budget: int) -> None:
@@ -153,12 +160,15 @@ class Scheduler:
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
             self._allocate(sequence, num_tokens)
             self._schedule(sequence, num_tokens, builder)
-            self._store_full_blocks(sequence)
+            self._store_full_blocks((sequence,))
             budget -= num_tokens
 
     def _schedule(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> None:
-        builder.add(ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens))
-        sequence.num_computed_tokens += num_tokens
+        start = sequence.num_computed_tokens
+        builder.add(sequence, start, num_tokens)
+        sequence.num_computed_tokens = start + num_tokens
+        if start < sequence.num_prompt_tokens:
+            self._num_uncomputed_prompt_tokens -= min(num_tokens, sequence.num_prompt_tokens - start)
 
     # ---- memory ----
 
@@ -168,9 +178,10 @@ class Scheduler:
     def _allocate(self, sequence: Sequence, num_tokens: int) -> bool:
         """Blocks for the next ``num_tokens`` of ``sequence``; False, and nothing changed, when there are not enough."""
         need = self._blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_table)
-        if need > self.pool.num_free_blocks:
-            return False
-        sequence.block_table.extend(self.pool.allocate() for _ in range(need))
+        if need > 0:
+            if need > self.pool.num_free_blocks:
+                return False
+            sequence.block_table += [self.pool.allocate() for _ in range(need)]
         return True
 
     def _find_cached(self, sequence: Sequence) -> list[CacheNode]:
@@ -190,8 +201,9 @@ class Scheduler:
     def _admit(self, sequence: Sequence, found: list[CacheNode]) -> None:
         heapq.heappop(self._waiting)
         self._num_waiting -= 1
-        sequence.block_table.extend(self.cache.take(node) for node in found)
+        sequence.block_table += [self.cache.take(node) for node in found]
         sequence.num_computed_tokens = len(found) * self.limits.block_size
+        self._num_uncomputed_prompt_tokens -= min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
         sequence.num_stored_blocks = len(found)
         sequence.cache_tail = found[-1] if found else None
         if sequence.num_cached_tokens is None:
@@ -202,7 +214,7 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         self._running[id(sequence)] = sequence
 
-    def _store_full_blocks(self, sequence: Sequence) -> None:
+    def _store_full_blocks(self, sequences: Iterable[Sequence]) -> None:
         """Make the blocks that this step fills findable: sequences planned later, even in this step, may share them.
 
         Within a step every layer writes all K and V before any query reads them.
@@ -210,29 +222,20 @@ class Scheduler:
         if not self.limits.enable_prefix_caching:
             return
         size = self.limits.block_size
-        for index in range(sequence.num_stored_blocks, sequence.num_computed_tokens // size):
-            sequence.cache_tail = self.cache.store(
-                sequence.cache_tail,
-                sequence.extra_keys,
-                sequence.block_key(index, size),
-                sequence.block_table[index],
-                self._routing_hash(sequence, index),
-            )
-            sequence.num_stored_blocks = index + 1
+        for sequence in sequences:
+            num_full = sequence.num_computed_tokens // size
+            while sequence.num_stored_blocks < num_full:
+                self._store(sequence, sequence.num_stored_blocks)
+                sequence.num_stored_blocks += 1
 
-    def _routing_hash(self, sequence: Sequence, index: int) -> int:
-        """Hash of full block ``index``: given by the gateway for the prompt, continued here for what follows."""
-        given = sequence.request.routing_hashes
-        if index < len(given):
-            return given[index]
-        size = self.limits.block_size
-        state = sequence.hash_state
-        if state is None or state.num_tokens != index * size:
-            before = sequence.token_ids[: index * size]
-            state = self._hasher.hash_prompt(before, sequence.request.cache_salt)[1]
-        tokens = sequence.token_ids[index * size : (index + 1) * size]
-        sequence.hash_state, routing_hash = self._hasher.extend(state, tokens)
-        return routing_hash
+    def _store(self, sequence: Sequence, index: int) -> None:
+        sequence.cache_tail = self.cache.store(
+            sequence.cache_tail,
+            sequence.extra_keys,
+            sequence.block_key(index, self.limits.block_size),
+            sequence.block_table[index],
+            sequence.routing_hash(index, self._hasher),
+        )
 
     # ---- state changes ----
 
@@ -247,15 +250,17 @@ class Scheduler:
         return self._waiting[0][2] if self._waiting else None
 
     def _preempt(self, sequence: Sequence, builder: PlanBuilder) -> int:
-        """Back to waiting. The tokens that it had in the step being planned."""
+        """Back to waiting. The tokens that it had in the step being planned, which are not computed."""
+        num_planned = builder.remove(sequence)
         self.counters.num_preemptions += 1
-        self.counters.num_recomputed_tokens += sequence.num_computed_tokens
+        self.counters.num_recomputed_tokens += sequence.num_computed_tokens - num_planned
         sequence.num_preemptions += 1
         self._stop_running(sequence)
         self._wait(sequence)
-        return builder.remove(sequence)
+        return num_planned
 
     def _stop_running(self, sequence: Sequence) -> None:
+        self._num_uncomputed_prompt_tokens += min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
         self.pool.release_all(sequence.block_table)
         sequence.block_table.clear()
         sequence.num_computed_tokens = sequence.num_stored_blocks = sequence.num_sent_blocks = 0
@@ -266,6 +271,11 @@ class Scheduler:
             sequence.slot = None
 
     # ---- what can be seen ----
+
+    @property
+    def running(self) -> Collection[Sequence]:
+        """The sequences of the batch, in the order of their admission."""
+        return self._running.values()
 
     @property
     def num_running(self) -> int:
@@ -282,13 +292,7 @@ class Scheduler:
     @property
     def num_uncomputed_prompt_tokens(self) -> int:
         """Prefill work accepted and not done: of running sequences, and of waiting ones as if nothing were cached."""
-        return sum(
-            max(0, sequence.num_prompt_tokens - sequence.num_computed_tokens) for sequence in self._all_sequences()
-        )
-
-    def _all_sequences(self) -> Iterable[Sequence]:
-        yield from self._running.values()
-        yield from (entry[2] for entry in self._waiting if entry[2].status is SequenceStatus.WAITING)
+        return self._num_uncomputed_prompt_tokens
 
     def drain_events(self) -> tuple[BlocksStored | BlocksRemoved, ...]:
         """Changes of what the prefix cache holds since the last call."""
@@ -296,20 +300,42 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove every invariant. Raises RuntimeError on the first that is broken."""
-        sequences = list(self._running.values())
-        self.pool.check([sequence.block_table for sequence in sequences])
-        self.cache.check([content for sequence in sequences for content in self._contents(sequence)])
-        slots = self._free_slots + [sequence.slot for sequence in sequences]
-        if sorted(slot for slot in slots if slot is not None) != list(range(self.limits.max_num_seqs)):
-            raise RuntimeError("the slots of the persistent batch are not each free or held by one sequence")
-        waiting = sum(entry[2].status is SequenceStatus.WAITING for entry in self._waiting)
-        if waiting != self._num_waiting:
-            raise RuntimeError(f"{waiting} sequences wait, but {self._num_waiting} are counted")
-        for sequence in sequences:
-            if self._blocks_for(sequence.num_computed_tokens) > len(sequence.block_table):
-                raise RuntimeError(f"{sequence.request.request_id} has computed tokens that lie in no block")
+        running = list(self._running.values())
+        waiting = [entry[2] for entry in self._waiting if entry[2].status is SequenceStatus.WAITING]
+        self.pool.check([sequence.block_table for sequence in running])
+        self.cache.check([content for sequence in running for content in self._contents(sequence)])
+        self._check_slots(running)
+        self._check_waiting(waiting)
+        for sequence in running:
+            self._check_table(sequence)
+        left = sum(max(0, s.num_prompt_tokens - s.num_computed_tokens) for s in running + waiting)
+        if left != self._num_uncomputed_prompt_tokens:
+            raise RuntimeError(
+                f"{left} prompt tokens are to be computed, but {self._num_uncomputed_prompt_tokens} counted"
+            )
 
-    def _contents(self, sequence: Sequence) -> Iterable[tuple[int, bytes]]:
+    def _contents(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
         size = self.limits.block_size
         keys = sequence.block_keys(size, sequence.num_computed_tokens // size)
         return zip(sequence.block_table, keys, strict=False)
+
+    def _check_slots(self, running: list[Sequence]) -> None:
+        slots = self._free_slots + [sequence.slot for sequence in running if sequence.slot is not None]
+        if sorted(slots) != list(range(self.limits.max_num_seqs)):
+            raise RuntimeError("the slots of the persistent batch are not each free or held by one sequence")
+
+    def _check_waiting(self, waiting: list[Sequence]) -> None:
+        if len(waiting) != self._num_waiting:
+            raise RuntimeError(f"{len(waiting)} sequences wait, but {self._num_waiting} are counted")
+        if any(s.block_table or s.num_computed_tokens or s.slot is not None for s in waiting):
+            raise RuntimeError("a waiting sequence holds blocks or a slot")
+
+    def _check_table(self, sequence: Sequence) -> None:
+        name = sequence.request.request_id
+        if sequence.status is not SequenceStatus.RUNNING:
+            raise RuntimeError(f"{name} is in the batch and {sequence.status.value}")
+        if self._blocks_for(sequence.num_computed_tokens) > len(sequence.block_table):
+            raise RuntimeError(f"{name} has computed tokens that lie in no block")
+        writable = sequence.block_table[sequence.num_computed_tokens // self.limits.block_size :]
+        if any(self.pool.reference_count(block) != 1 for block in writable):
+            raise RuntimeError(f"{name} could write into a block that another block table names")

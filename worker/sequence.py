@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from .messages import Branch, FinishReason, Request
 from .prefix_cache import CacheNode, ExtraKeys
-from .routing_hash import HashState
+from .routing_hash import HashState, RoutingHasher
 
 
 class SequenceStatus(enum.Enum):
@@ -25,6 +25,7 @@ class Sequence:
     request: Request
     branch: int
     token_ids: array[int]
+    num_prompt_tokens: int
     arrival: int
     """Counts arrivals at this engine; breaks ties of priority."""
     deadline_s: float | None
@@ -43,7 +44,7 @@ class Sequence:
     """Node of the last full block that the prefix cache knows of this sequence."""
     num_stored_blocks: int = 0
     hash_state: HashState | None = None
-    """Where the routing hash stands after ``num_hashed_blocks`` blocks, once it is needed beyond the prompt."""
+    """Where the routing hash stands, once it is needed beyond the prompt."""
 
     @classmethod
     def start(cls, request: Request, branch: Branch, *, arrival: int, now: float) -> Sequence:
@@ -52,13 +53,10 @@ class Sequence:
             request=request,
             branch=branch.index,
             token_ids=array("i", request.prompt_token_ids + branch.output_token_ids),
+            num_prompt_tokens=len(request.prompt_token_ids),
             arrival=arrival,
             deadline_s=None if request.timeout_s is None else now + request.timeout_s,
         )
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +64,7 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -84,3 +82,15 @@ class Sequence:
     def block_key(self, index: int, block_size: int) -> bytes:
         """Token bytes of full block ``index``."""
         return self.token_ids[index * block_size : (index + 1) * block_size].tobytes()
+
+    def routing_hash(self, index: int, hasher: RoutingHasher) -> int:
+        """Hash of full block ``index``: given by the gateway for the prompt, continued here for what follows."""
+        given = self.request.routing_hashes
+        if index < len(given):
+            return given[index]
+        size = hasher.block_size
+        state = self.hash_state
+        if state is None or state.num_tokens != index * size:
+            state = hasher.hash_prompt(self.token_ids[: index * size], self.request.cache_salt)[1]
+        self.hash_state, routing_hash = hasher.extend(state, self.token_ids[index * size : (index + 1) * size])
+        return routing_hash

@@ -97,16 +97,22 @@ def pack_plan(plan: StepPlan) -> Int32Array:
 
 def plan_length(header: Int32Array) -> int:
     """Length in int32 of the plan that begins with ``header``. Raises ValueError when it is no plan."""
+    if header.size < HEADER_LENGTH:
+        raise ValueError(f"a step plan has at least {HEADER_LENGTH} numbers, got {header.size}")
     if int(header[0]) != MAGIC:
         raise ValueError(f"not a step plan of this version: magic {int(header[0]):#x}, expected {MAGIC:#x}")
     return int(header[2])
 
 
 def unpack_plan(buffer: Int32Array) -> StepPlan:
-    """The plan in ``buffer``; its arrays are views into it."""
-    plan_length(buffer)
+    """The plan that ``buffer`` begins with; its arrays are views. Raises ValueError when it is no whole plan."""
+    length = plan_length(buffer)
     _, kind, _, step, from_step, share, seqs, tokens, updates, blocks, copies, logits = map(int, buffer[:12])
     sizes = [seqs, seqs, seqs, tokens, 3 * updates, blocks, 2 * copies, logits]
+    if min(sizes) < 0 or HEADER_LENGTH + sum(sizes) != length or length > buffer.size:
+        raise ValueError(
+            f"not a whole step plan: its parts are {sizes}, its length {length}, got {buffer.size} numbers"
+        )
     parts = np.split(buffer[HEADER_LENGTH : HEADER_LENGTH + sum(sizes)], np.cumsum(sizes)[:-1])
     return StepPlan(
         kind=PlanKind(kind),

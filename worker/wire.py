@@ -18,6 +18,9 @@ import msgpack
 
 WIRE_VERSION = 1
 
+_UNICODE_ERRORS = "surrogatepass"
+"""JSON can spell half of a surrogate pair; a salt or an id with one in it must travel like any other."""
+
 T = typing.TypeVar("T")
 
 
@@ -27,18 +30,20 @@ class WireError(ValueError):
 
 def pack(message: Any) -> bytes:
     """Encode a dataclass instance whose class has a ``KIND`` (a short string)."""
-    return msgpack.packb([message.KIND, WIRE_VERSION, *_fields_to_wire(message)])
+    wire = [message.KIND, WIRE_VERSION, *_fields_to_wire(message)]
+    return typing.cast(bytes, msgpack.packb(wire, unicode_errors=_UNICODE_ERRORS))
 
 
 def unpack(data: bytes, kind: type[T]) -> T:
     """Decode one message of class ``kind``. Raises WireError when the bytes are something else."""
+    expected = kind.KIND  # type: ignore[attr-defined]
     try:
-        head, _version, *fields = msgpack.unpackb(data, use_list=False)
-    except (ValueError, TypeError) as error:
-        raise WireError(f"not an Octavo message: {error}") from error
-    if head != kind.KIND:  # type: ignore[attr-defined]
-        raise WireError(f"expected a message {kind.KIND!r}, got {head!r}")  # type: ignore[attr-defined]
-    return typing.cast(T, _decoder(kind)(fields))
+        head, _version, *fields = _array(msgpack.unpackb(data, use_list=False, unicode_errors=_UNICODE_ERRORS))
+        if head == expected:
+            return typing.cast(T, _decoder(kind)(tuple(fields)))
+    except (ValueError, TypeError, LookupError) as error:
+        raise WireError(f"not a message {expected!r}: {error}") from error
+    raise WireError(f"expected a message {expected!r}, got {head!r}")
 
 
 def _fields_to_wire(message: Any) -> list[Any]:
@@ -69,7 +74,7 @@ def _decoder(annotation: Any) -> Callable[[Any], Any]:
     origin = typing.get_origin(annotation)
     if origin is tuple:
         item = _decoder(typing.get_args(annotation)[0])
-        return tuple if item is _same else lambda items: tuple([item(value) for value in items])
+        return _array if item is _same else lambda items: tuple([item(value) for value in _array(items)])
     if origin in (types.UnionType, typing.Union):
         return _union_decoder(typing.get_args(annotation))
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -80,6 +85,13 @@ def _decoder(annotation: Any) -> Callable[[Any], Any]:
 
 
 def _same(value: Any) -> Any:
+    """A scalar: whatever msgpack found. Both ends are ours, so its type is not looked at."""
+    return value
+
+
+def _array(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, tuple):
+        raise TypeError(f"expected an array, got {type(value).__name__}")
     return value
 
 
@@ -87,13 +99,7 @@ def _dataclass_decoder(kind: type) -> Callable[[Any], Any]:
     hints = typing.get_type_hints(kind)
     decoders = [_decoder(hints[name]) for name in _field_names(kind)]
 
-    def decode(fields: Any) -> Any:
-        try:
-            return kind(*[decoder(value) for decoder, value in zip(decoders, fields, strict=False)])
-        except TypeError as error:
-            raise WireError(f"{kind.__name__} does not fit: {error}") from error
-
-    return decode
+    return lambda fields: kind(*[decoder(value) for decoder, value in zip(decoders, _array(fields), strict=False)])
 
 
 def _union_decoder(members: tuple[Any, ...]) -> Callable[[Any], Any]:

@@ -41,7 +41,7 @@ class Detokenizer:
         if text.endswith(REPLACEMENT):
             return self._send_whole_characters(text)
         new = text[len(self._sent) :]
-        if new:
+        if new or self._num_pending > _MAX_PENDING_TOKENS:
             self._advance(len(self._window))
         return new
 
@@ -51,6 +51,10 @@ class Detokenizer:
         new = text[len(self._sent) :]
         self._advance(len(self._window))
         return new
+
+    @property
+    def _num_pending(self) -> int:
+        return len(self._window) - self._border
 
     def _window_text(self) -> str:
         text = self._decode(self._window)
@@ -66,7 +70,7 @@ class Detokenizer:
         new = whole[len(self._sent) :]
         if new:
             self._sent = whole
-        if len(self._window) - self._border > _MAX_PENDING_TOKENS:
+        if self._num_pending > _MAX_PENDING_TOKENS:
             new += self._give_up(text)
         return new
 
@@ -110,8 +114,8 @@ class StopStrings:
             return text
         buffer = self._held + text
         for position, character in enumerate(text, start=len(self._held) + 1):
-            if self._step(character):
-                assert self.found is not None
+            self.found = self._step(character)
+            if self.found is not None:
                 self._held = ""
                 return buffer[: position - len(self.found)]
         border = len(buffer) - max(self._states)
@@ -123,16 +127,18 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _step(self, character: str) -> bool:
+    def _step(self, character: str) -> str | None:
+        """Move every automaton by one character; the longest stop string that it completes, if any."""
+        found: str | None = None
         for index, stop in enumerate(self._stops):
             state = self._states[index]
-            while state and (state == len(stop) or stop[state] != character):
+            while state and stop[state] != character:
                 state = self._failures[index][state - 1]
             state += stop[state] == character
             self._states[index] = state
-            if state == len(stop) and len(stop) > len(self.found or ""):
-                self.found = stop
-        return self.found is not None
+            if state == len(stop) and len(stop) > len(found or ""):
+                found = stop
+        return found
 
 
 def _failure_table(stop: str) -> list[int]:

@@ -1,24 +1,26 @@
 """The one place that turns exceptions into OpenAI error bodies.
 
-| exception | status | type | code |
-|---|---|---|---|
-| pydantic ``ValidationError``, ``InvalidRequest`` | 400 | invalid_request_error | see ``_VALIDATION_CODES``; the exception's own |
-| ``ContextLengthExceeded`` | 400 | invalid_request_error | context_length_exceeded |
-| ``orjson.JSONDecodeError`` | 400 | invalid_request_error | invalid_json |
-| ``ModelNotFound`` | 404 | invalid_request_error | model_not_found |
-| unknown path, wrong method, body too large, wrong content type | 404, 405, 413, 415 | invalid_request_error | see ``_HTTP_CODES`` |
-| ``Overloaded`` | 429 with Retry-After | rate_limit_error | rate_limit_exceeded |
-| ``Unavailable`` | 503 with Retry-After | server_error | service_unavailable |
-| ``DeadlineMissed`` | 504, not to be retried | server_error | timeout |
-| ``GenerationFailed`` | 500 | server_error | generation_failed |
-| anything else | 500, without a word of what happened | server_error | internal_error |
+| exception | status, code |
+|---|---|
+| pydantic ``ValidationError``, ``InvalidRequest`` | 400, see ``_VALIDATION_CODES``; the exception's own |
+| ``ContextLengthExceeded`` | 400, context_length_exceeded |
+| ``orjson.JSONDecodeError`` | 400, invalid_json |
+| ``ModelNotFound`` | 404, model_not_found |
+| unknown path, wrong method, body too large, not JSON | 404, 405, 413, 415, see ``_HTTP_CODES`` |
+| ``Overloaded`` | 429 with Retry-After, rate_limit_exceeded |
+| ``Unavailable`` | 503 with Retry-After, service_unavailable |
+| ``DeadlineMissed`` | 504, not to be retried, timeout |
+| ``GenerationFailed`` | 500, generation_failed |
+| anything else | 500 without a word of what happened, internal_error |
 
-The body is ``{"error": {"message", "type", "param", "code"}}``. ``param`` is the path of a field of ours
-(``messages[0].role``), never the user's content; only an unknown field is named by the user's own word, shortened.
+The body is ``{"error": {"message", "type", "param", "code"}}``, the type being invalid_request_error, server_error or
+rate_limit_error. ``param`` is the path of a field of ours (``messages[0].role``), never the user's content; only an
+unknown field is named by the user's own word, shortened.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +47,7 @@ _VALIDATION_CODES = {
     "unsupported": "unsupported_value",
 }
 _MAX_NAME_CHARS = 64
+_LOGGER = logging.getLogger(__name__)
 
 
 class DeadlineMissed(OctavoError):
@@ -100,9 +103,10 @@ def describe(exception: BaseException) -> ApiError:
             return ApiError(500, message, "server_error", None, "internal_error")
 
 
-def is_expected(exception: BaseException) -> bool:
-    """Whether ``describe`` tells all there is to know; anything else belongs in the log with its traceback."""
-    return isinstance(exception, (OctavoError, ValidationError, orjson.JSONDecodeError, HTTPException))
+def log_if_unexpected(exception: BaseException, request_id: str = "") -> None:
+    """Log with its traceback what ``describe`` tells the client nothing of."""
+    if not isinstance(exception, (OctavoError, ValidationError, orjson.JSONDecodeError, HTTPException)):
+        _LOGGER.error("request %s failed", request_id, exc_info=exception)
 
 
 def _bad_request(message: str, param: str | None, code: str | None) -> ApiError:

@@ -41,7 +41,7 @@ OpenAI or vLLM knows and that is not built yet is accepted with the values of th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -193,12 +193,8 @@ class CompletionRequest(GenerationFields):
     suffix: Annotated[Any, only()] = None
     add_special_tokens: Annotated[bool | None, only(True)] = None
 
-    def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts, of which each becomes one choice: all texts or all token ids."""
-        match self.prompt:
-            case str() as text:
-                return [text]
-            case [int(), *_]:
-                return [self.prompt]  # type: ignore[list-item]
-            case _:
-                return self.prompt  # type: ignore[return-value]
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, of which each becomes one choice."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return cast("list[str | list[int]]", self.prompt)

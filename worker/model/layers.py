@@ -7,7 +7,7 @@ of ``nn.Module``, whose call overhead shows at one token a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,14 +97,15 @@ class ColumnParallelLinear:
         self._placement = placement
 
     def parts(self) -> Iterator[Part]:
-        self._weight: Tensor | None = self._placement.empty(sum(len(m.owned) for m in self._matrices), self._in)
-        targets = self._weight.split([len(matrix.owned) for matrix in self._matrices])
+        self._weight = self._placement.empty(sum(len(m.owned) for m in self._matrices), self._in)
+        targets = torch.split(self._weight, [len(matrix.owned) for matrix in self._matrices])
         for matrix, target in zip(self._matrices, targets, strict=True):
             rows = slice(matrix.owned.start, matrix.owned.stop)
             yield Part(matrix.name, (matrix.total, self._in), (rows, slice(None)), target)
 
     def prepare(self, kernels: Kernels) -> None:
-        self._product, self._weight = _packed(kernels, self._weight), None
+        self._product = kernels.prepare_linear(self._weight)
+        del self._weight
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x)
@@ -123,12 +124,13 @@ class RowParallelLinear:
         self._group = group
 
     def parts(self) -> Iterator[Part]:
-        self._weight: Tensor | None = self._placement.empty(self._shape[0], len(self._owned))
+        self._weight = self._placement.empty(self._shape[0], len(self._owned))
         columns = slice(self._owned.start, self._owned.stop)
         yield Part(self._name, self._shape, (slice(None), columns), self._weight)
 
     def prepare(self, kernels: Kernels) -> None:
-        self._product, self._weight = _packed(kernels, self._weight), None
+        self._product = kernels.prepare_linear(self._weight)
+        del self._weight
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self._product(x))
@@ -176,24 +178,25 @@ class ParallelHead:
         group: Collectives,
         tied: VocabParallelEmbedding | None,
     ) -> None:
-        self._linear = ColumnParallelLinear([rows], hidden_size, placement)
+        self._rows = rows
         self._widths = tuple(widths)
+        self._hidden = hidden_size
+        self._placement = placement
         self._group = group
         self._tied = tied
 
     def parts(self) -> Iterator[Part]:
-        return iter(()) if self._tied else self._linear.parts()
+        if self._tied is None:
+            owned = self._rows.owned
+            self._weight = self._placement.empty(len(owned), self._hidden)
+            shape = (self._rows.total, self._hidden)
+            yield Part(self._rows.name, shape, (slice(owned.start, owned.stop), slice(None)), self._weight)
 
     def prepare(self, kernels: Kernels) -> None:
-        if self._tied:
-            self._linear.take(self._tied.weight)
-        self._linear.prepare(kernels)
+        if self._tied is not None:
+            self._weight = self._tied.weight
+        self._product = kernels.prepare_linear(self._weight)
+        del self._weight
 
     def __call__(self, x: Tensor) -> Tensor | None:
-        return self._group.gather_columns(self._linear(x).float(), self._widths)
-
-
-def _packed(kernels: Kernels, weight: Tensor | None) -> Callable[[Tensor], Tensor]:
-    if weight is None:
-        raise RuntimeError("prepare() before parts()")
-    return kernels.prepare_linear(weight)
+        return self._group.gather_columns(self._product(x).float(), self._widths)

@@ -14,6 +14,7 @@ Beyond that every KV head is held by several ranks, which share out its query he
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..errors import ConfigurationError
 from .config import ModelConfig
@@ -61,7 +62,7 @@ def split(total: int, size: int) -> list[range]:
     """``range(total)`` in ``size`` runs, as even as can be, the longer ones first."""
     quotient, remainder = divmod(total, size)
     stops = [rank * quotient + min(rank, remainder) for rank in range(size + 1)]
-    return [range(start, stop) for start, stop in zip(stops[:-1], stops[1:], strict=True)]
+    return [range(start, stop) for start, stop in pairwise(stops)]
 
 
 def _deal(total: int, size: int) -> list[range]:

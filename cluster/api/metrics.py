@@ -1,0 +1,160 @@
+"""Prometheus metrics of one gateway, and the merging of several processes' texts.
+
+Names end as vLLM's do and mean the same, seen from the gateway: times include tokenization, routing and transport.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from ...worker.messages import FinishReason
+
+_TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_ITL_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_LATENCY_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_MODEL = "model_name"
+
+
+class GatewayMetrics:
+    """The metrics of one gateway in a registry of their own."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+        self.time_to_first_token = self._histogram(
+            "octavo_time_to_first_token_seconds", "From the request's arrival to its first token.", _TTFT_BUCKETS
+        )
+        self.inter_token_latency = self._histogram(
+            "octavo_inter_token_latency_seconds", "Between two tokens of one output.", _ITL_BUCKETS
+        )
+        self.e2e_latency = self._histogram(
+            "octavo_e2e_request_latency_seconds", "From the request's arrival to its last token.", _LATENCY_BUCKETS
+        )
+        self.prompt_tokens = self._counter("octavo_prompt_tokens_total", "Prompt tokens of requests with output.")
+        self.cached_tokens = self._counter(
+            "octavo_prompt_cached_tokens_total", "Prompt tokens that were taken from the prefix cache."
+        )
+        self.generation_tokens = self._counter("octavo_generation_tokens_total", "Output tokens received.")
+        self._success = Counter(
+            "octavo_request_success_total",
+            "Ended outputs by the reason of their end.",
+            [_MODEL, "finished_reason"],
+            registry=self.registry,
+        )
+        self._http = Counter(
+            "octavo_http_requests_total",
+            "HTTP answers by route and status.",
+            [_MODEL, "path", "status"],
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "octavo_gateway_requests_in_flight",
+            "Outputs that this gateway waits for.",
+            [_MODEL],
+            registry=self.registry,
+        ).labels(model)
+
+    def http_answer(self, path: str, status: int) -> None:
+        self._http.labels(self._model, path, str(status)).inc()
+
+    def ended(self, reason: FinishReason) -> None:
+        self._success.labels(self._model, reason.value).inc()
+
+    def text(self) -> str:
+        """Prometheus text exposition, format 0.0.4."""
+        return merge_metrics([generate_latest(self.registry).decode()])
+
+    def _counter(self, name: str, help_text: str) -> Counter:
+        return Counter(name, help_text, [_MODEL], registry=self.registry).labels(self._model)
+
+    def _histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, help_text, [_MODEL], buckets=buckets, registry=self.registry).labels(self._model)
+
+
+class OutputMeter:
+    """Measures one output from its request's arrival to its end."""
+
+    def __init__(self, metrics: GatewayMetrics, num_prompt_tokens: int, arrival: float) -> None:
+        """``arrival`` is a ``time.perf_counter`` reading."""
+        self._metrics = metrics
+        self._num_prompt_tokens = num_prompt_tokens
+        self._arrival = arrival
+        self._last: float | None = None
+        self._ended = False
+        metrics.in_flight.inc()
+
+    def tokens(self, count: int, num_cached_tokens: int | None) -> None:
+        """``count`` new output tokens have come at once; they share the time since those before."""
+        if num_cached_tokens is not None:
+            self._metrics.cached_tokens.inc(num_cached_tokens)
+        if count == 0:
+            return
+        now = time.perf_counter()
+        self._metrics.generation_tokens.inc(count)
+        if self._last is None:
+            self._metrics.time_to_first_token.observe(now - self._arrival)
+            self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        else:
+            for _ in range(count):
+                self._metrics.inter_token_latency.observe((now - self._last) / count)
+        self._last = now
+
+    def end(self, reason: FinishReason) -> None:
+        """The output is over; only the first call counts."""
+        if self._ended:
+            return
+        self._ended = True
+        self._metrics.in_flight.dec()
+        self._metrics.ended(reason)
+        self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival)
+
+
+class _Families(Collector):
+    """Families that were read from texts, by name in order of first appearance."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Metric] = {}
+        self._values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+
+    def add(self, family: Metric) -> None:
+        known = self._families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        values = self._values.setdefault(known.name, {})
+        for sample in family.samples:
+            key = sample.name, tuple(sample.labels.items())
+            values[key] = values.get(key, 0.0) + sample.value
+
+    def collect(self) -> Iterator[Metric]:
+        for name, family in self._families.items():
+            for (sample_name, labels), value in self._values[name].items():
+                family.add_sample(sample_name, dict(labels), value)
+            yield family
+
+
+def merge_metrics(texts: Iterable[str]) -> str:
+    """One valid exposition out of several processes' Prometheus texts.
+
+    Each family appears once, with the first HELP and TYPE. A series that several texts have is added up, which is right
+    for counters, histograms and gauges that count; other gauges must carry a label that tells the processes apart.
+    The client library's ``_created`` series are left out.
+    """
+    families = _Families()
+    for text in texts:
+        for family in text_string_to_metric_families(text):
+            if not family.name.endswith("_created"):
+                families.add(family)
+    return generate_latest(families).decode()

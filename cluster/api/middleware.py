@@ -1,0 +1,59 @@
+"""What surrounds every route: the request id, the count of answers, and the last catch of exceptions."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import describe, log_if_unexpected
+from .http import ClientGone
+from .metrics import GatewayMetrics
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+def request_id(headers: Headers) -> str:
+    """The client's x-request-id if it is short and harmless, else a new one. For logs only: never a key of ours."""
+    given = headers.get("x-request-id", "")
+    return given if _SANE_ID.fullmatch(given) else secrets.token_hex(16)
+
+
+class Envelope:
+    """Plain ASGI, since Starlette's BaseHTTPMiddleware would stand between a stream and its client."""
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        identity = request_id(Headers(scope=scope))
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = identity
+                self._metrics.http_answer(_route(scope), message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientGone:
+            self._metrics.http_answer(_route(scope), 499)
+        except Exception as error:
+            log_if_unexpected(error, identity)
+            if started:
+                raise
+            await describe(error).response()(scope, receive, send_with_id)
+
+
+def _route(scope: Scope) -> str:
+    """The pattern of the route, so that the label has few values."""
+    return getattr(scope.get("route"), "path", "other")

@@ -1,0 +1,108 @@
+"""The Serve application: Gateway, Router and WorkerGroup, bound together.
+
+``build`` is what a Serve config file names as ``import_path: octavo.cluster.application:build``; its ``args`` are the
+fields of ServeConfig.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import Any, Literal
+
+import ray
+from ray import serve
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.serve import Application
+
+from ..kernels.backend import cpu_environment
+from ..worker.checkpoint.store import resolve_model
+from ..worker.errors import ConfigurationError
+from .config import ServeConfig
+from .gateway import Gateway
+from .plan import NAMESPACE, ServePlan, compile_cache
+from .router_deployment import Router
+from .worker_group import DRAIN_S, WorkerGroup
+
+SMALL = 0.001
+"""CPUs booked by processes that mostly wait: something, so that a bundle can hold them."""
+
+logger = logging.getLogger(__name__)
+
+
+def build(args: dict[str, Any]) -> Application:
+    """The application for ``args``. Raises ConfigurationError for args that cannot work."""
+    return bind(make_plan(ServeConfig.parse(args)))
+
+
+def make_plan(config: ServeConfig) -> ServePlan:
+    """Decide what depends on the cluster; Ray must be up."""
+    device = _device(config)
+    config = config.for_device(device)
+    resolved = resolve_model(config.model, cache_dir=config.cache_dir, report=logger.info)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    num_ranks = (config.replicas or 1) * config.tensor_parallel_size
+    return ServePlan(
+        config=config,
+        device=device,
+        model=str(resolved.path) if len(nodes) == 1 else config.model,
+        served_model_name=config.served_model_name or resolved.served_name,
+        routing_key=_routing_key(config.app_name),
+        num_ranks_on_machine=-(-num_ranks // len(nodes)),
+    )
+
+
+def bind(plan: ServePlan) -> Application:
+    """The three deployments. The gateway is the ingress; it finds the others by name, and is bound to them so that
+    Serve starts and stops them together."""
+    config = plan.config
+    router = serve.deployment(Router, name="Router").options(
+        num_replicas=1,
+        ray_actor_options={"num_cpus": SMALL},
+        health_check_period_s=1.0,
+        health_check_timeout_s=10.0,
+    )
+    groups = serve.deployment(WorkerGroup, name="WorkerGroup").options(
+        num_replicas=config.replicas,
+        ray_actor_options={"num_cpus": SMALL},
+        placement_group_bundles=[{"CPU": SMALL}, *[plan.rank_resources] * config.tensor_parallel_size],
+        placement_group_strategy="PACK",
+        health_check_period_s=1.0,
+        health_check_timeout_s=30.0,
+        graceful_shutdown_timeout_s=DRAIN_S + 10.0,
+        max_constructor_retry_count=1,
+    )
+    gateway = serve.deployment(Gateway, name="Gateway").options(
+        num_replicas=config.num_gateways,
+        ray_actor_options={"num_cpus": SMALL},
+        max_ongoing_requests=10_000,
+        graceful_shutdown_timeout_s=DRAIN_S,
+        graceful_shutdown_wait_loop_s=0.1,
+    )
+    return gateway.bind(plan, router.bind(plan), groups.bind(plan, worker_environment(plan)))
+
+
+def worker_environment(plan: ServePlan) -> dict[str, str]:
+    """Environment variables of the workers' processes."""
+    if plan.device == "cuda":
+        return {}
+    return cpu_environment(plan.num_threads_per_rank) | {"NUMBA_CACHE_DIR": str(compile_cache(plan.config.cache_dir))}
+
+
+def _device(config: ServeConfig) -> Literal["cpu", "cuda"]:
+    num_gpus = int(ray.cluster_resources().get("GPU", 0))
+    if config.device == "cuda" and num_gpus == 0:
+        raise ConfigurationError("--device: cuda, but no node of the cluster has a GPU")
+    if config.device == "auto":
+        return "cuda" if num_gpus > 0 else "cpu"
+    return config.device
+
+
+def _routing_key(app_name: str) -> bytes:
+    """The application's secret, made once in the life of a cluster: it outlives routers, groups and redeployments."""
+    name = f"{NAMESPACE}:{app_name}:routing_key".encode()
+    _internal_kv_put(name, secrets.token_bytes(32), overwrite=False)
+    key = _internal_kv_get(name)
+    if key is None:
+        raise RuntimeError("the cluster's key-value store did not keep the routing key")
+    return bytes(key)

@@ -1,0 +1,276 @@
+"""ClusterService: what a gateway's HTTP layer asks of the cluster, answered by the router and the worker groups.
+
+A request that loses its worker group goes on at another one: prompt and output so far are submitted again, nothing
+that was delivered changes, and the tokens that follow are those that the first group would have given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+
+from ..worker.errors import Unavailable
+from ..worker.messages import Branch, FinishReason, GroupEntry, Request, RouteDecision, RouteQuery
+from ..worker.routing_hash import RoutingHasher
+from .api.metrics import merge_metrics
+from .api.service import GenerationRequest, Readiness, Route, TokenDelta
+from .group_client import GroupClient, GroupLost, TokenStream
+from .router_client import REGISTRY_PERIOD_S, RouterAway, RouterClient
+
+MOST_ATTEMPTS = 3
+"""A request that so many groups died of is not given to another."""
+
+ROUTE_PATIENCE_S = 30.0
+"""How long a request whose group died waits for another one, and a new one for the first."""
+
+RETRY_PAUSE_S = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class DataPlaneCounters:
+    """Totals since the gateway's start."""
+
+    num_fallback_routes: int = 0
+    """Requests placed by this gateway because the router did not answer."""
+    num_failovers: int = 0
+    """Requests that went on at another group."""
+
+
+class ClusterService:
+    """One per gateway. ``run`` keeps the registry fresh; it must be running."""
+
+    def __init__(self, gateway_id: str, router: RouterClient, hasher: RoutingHasher) -> None:
+        self.gateway_id = gateway_id
+        self.counters = DataPlaneCounters()
+        self.hasher = hasher
+        self._router = router
+        self._groups: dict[int, tuple[GroupEntry, GroupClient]] = {}
+
+    # ---- the registry ----
+
+    async def run(self) -> None:
+        """Refresh the registry for ever."""
+        while True:
+            with contextlib.suppress(RouterAway):
+                await self.refresh()
+            await asyncio.sleep(REGISTRY_PERIOD_S)
+
+    async def refresh(self) -> None:
+        """Fetch the registry now. Raises RouterAway; what is known then stays."""
+        entries = await self._router.registry()
+        groups: dict[int, tuple[GroupEntry, GroupClient]] = {}
+        for entry, leader in entries:
+            known = self._groups.get(entry.generation)
+            client = known[1] if known else GroupClient(self.gateway_id, entry.generation, leader)
+            groups[entry.generation] = (entry, client)
+        self._groups = groups if groups or not self._groups else self._living()
+
+    def _living(self) -> dict[int, tuple[GroupEntry, GroupClient]]:
+        """An empty registry right after a router's restart does not mean that the groups are gone."""
+        return {generation: pair for generation, pair in self._groups.items() if not pair[1].lost}
+
+    # ---- GenerationService ----
+
+    async def start(self, request: GenerationRequest) -> ClusterGeneration:
+        """Route and submit. Raises Unavailable when no group can take the request in time."""
+        generation = ClusterGeneration(self, self._to_wire(request), request.session_id)
+        await generation.place()
+        return generation
+
+    async def metrics_text(self) -> str:
+        """Metrics of the router, all worker groups and all other gateways."""
+        texts: dict[str, str] = {}
+        with contextlib.suppress(RouterAway):
+            texts = await self._router.cluster_metrics()
+        texts.pop(f"gateway:{self.gateway_id}", None)
+        return merge_metrics([*texts.values(), self._own_metrics()])
+
+    def _own_metrics(self) -> str:
+        """What the data plane counts, beside the HTTP layer's metrics."""
+        registry = CollectorRegistry()
+        labels = {"gateway": self.gateway_id}
+        for name, text, value in (
+            ("octavo_gateway_fallback_routes", "Requests placed without the router.", self.counters.num_fallback_routes),
+            ("octavo_gateway_failovers", "Requests that went on at another group.", self.counters.num_failovers),
+        ):
+            Counter(name, text, labels, registry=registry).labels(**labels).inc(value)
+        return generate_latest(registry).decode()
+
+    async def readiness(self) -> Readiness:
+        with contextlib.suppress(RouterAway):
+            await self.refresh()
+        serving = [entry.group for entry, client in self._groups.values() if not entry.draining and not client.lost]
+        if not serving:
+            return Readiness(False, "no worker group is ready")
+        return Readiness(True, f"{len(serving)} worker group{'s' if len(serving) > 1 else ''} ready")
+
+    def _to_wire(self, request: GenerationRequest) -> Request:
+        hashes = self.hasher.hash_blocks(request.prompt_token_ids, request.cache_salt)
+        return Request(
+            request_id=request.request_id,
+            gateway_id=self.gateway_id,
+            model=request.model,
+            prompt_token_ids=request.prompt_token_ids,
+            routing_hashes=tuple(hashes.tolist()),
+            sampling=request.sampling,
+            priority=request.priority,
+            timeout_s=request.timeout_s,
+            cache_salt=request.cache_salt,
+            tenant=request.tenant,
+        )
+
+    # ---- placement ----
+
+    async def submit(self, request: Request, session_id: str | None, avoid: tuple[int, ...]) -> Placement:
+        """Give ``request`` to the group that the router chooses. Raises Unavailable."""
+        end = asyncio.get_running_loop().time() + ROUTE_PATIENCE_S
+        while True:
+            decision = await self._decide(request, session_id, avoid)
+            try:
+                return await self._place(request, decision)
+            except GroupLost:
+                avoid = (*avoid, decision.generation) if decision.group else avoid
+                self._router.cancel(request.request_id)
+            except BaseException:
+                self._router.cancel(request.request_id)
+                raise
+            if asyncio.get_running_loop().time() > end:
+                raise Unavailable(f"no worker group can take the request: {decision.reason}", retry_after_s=5.0)
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _place(self, request: Request, decision: RouteDecision) -> Placement:
+        """Submit to the group of ``decision``. Raises GroupLost when there is none or it does not take the request."""
+        client = await self._client(decision)
+        if client is None:
+            raise GroupLost
+        placed = replace(request, expected_cached_tokens=decision.expected_cached_tokens)
+        return Placement(decision, client, await client.submit(placed))
+
+    async def _decide(self, request: Request, session_id: str | None, avoid: tuple[int, ...]) -> RouteDecision:
+        query = RouteQuery(
+            request_id=request.request_id,
+            model=request.model,
+            routing_hashes=request.routing_hashes,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.sampling.max_tokens,
+            priority=request.priority,
+            timeout_s=request.timeout_s,
+            session_id=session_id,
+            tenant=request.tenant,
+            excluded_generations=avoid,
+        )
+        try:
+            return await self._router.route(query)
+        except RouterAway:
+            self.counters.num_fallback_routes += 1
+            return self._least_loaded(query)
+
+    def _least_loaded(self, query: RouteQuery) -> RouteDecision:
+        """Without the router: the group of which this gateway has asked the fewest tokens."""
+        able = [
+            (client.outstanding_tokens, entry)
+            for entry, client in self._groups.values()
+            if entry.model == query.model
+            and not (entry.draining or client.lost or entry.generation in query.excluded_generations)
+        ]
+        if not able:
+            return RouteDecision(query.request_id, None, 0, 0, "router_away")
+        entry = min(able, key=lambda pair: (pair[0], pair[1].generation))[1]
+        return RouteDecision(query.request_id, entry.group, entry.generation, 0, "router_away")
+
+    async def _client(self, decision: RouteDecision) -> GroupClient | None:
+        if decision.group is None:
+            return None
+        if decision.generation not in self._groups:
+            with contextlib.suppress(RouterAway):
+                await self.refresh()
+        known = self._groups.get(decision.generation)
+        return None if known is None or known[1].lost else known[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request is now."""
+
+    decision: RouteDecision
+    client: GroupClient
+    stream: TokenStream
+
+
+@dataclass(slots=True)
+class ClusterGeneration:
+    """One request under way, over as many groups as it takes."""
+
+    service: ClusterService
+    request: Request
+    session_id: str | None
+    output: list[int] = field(default_factory=list)
+    dead: tuple[int, ...] = ()
+    placement: Placement | None = None
+    num_cached_tokens: int | None = None
+
+    @property
+    def route(self) -> Route:
+        if self.placement is None:
+            raise RuntimeError("the request has not been placed")
+        decision = self.placement.decision
+        return Route(decision.group or "", decision.expected_cached_tokens, decision.reason)
+
+    async def place(self) -> None:
+        """Submit what there is to a group. Raises Unavailable."""
+        self.placement = await self.service.submit(self.request, self.session_id, self.dead)
+
+    async def tokens(self) -> AsyncIterator[TokenDelta]:
+        """New tokens until a delta with a finish reason."""
+        while True:
+            try:
+                async for delta in self._from_group():
+                    yield delta
+                    if delta.finish_reason is not None:
+                        return
+            except GroupLost:
+                if (error := await self._move()) is not None:
+                    yield TokenDelta((), FinishReason.ERROR, self.num_cached_tokens, error)
+                    return
+
+    async def _from_group(self) -> AsyncIterator[TokenDelta]:
+        placement = self._placed()
+        async for update in placement.stream.updates():
+            self.output.extend(update.token_ids)
+            if self.num_cached_tokens is None:
+                self.num_cached_tokens = update.num_cached_tokens
+            if update.finish_reason is not None:
+                placement.client.forget(self.request.request_id)
+            yield TokenDelta(update.token_ids, update.finish_reason, self.num_cached_tokens, update.error)
+
+    async def _move(self) -> str | None:
+        """Go on at another group; why not, when that fails."""
+        self.dead = (*self.dead, self._placed().client.generation)
+        if len(self.dead) >= MOST_ATTEMPTS:
+            return f"{len(self.dead)} worker groups were lost while they worked on this request"
+        self.service.counters.num_failovers += 1
+        self.request = replace(
+            self.request, branches=(Branch(0, tuple(self.output)),), attempt=self.request.attempt + 1
+        )
+        try:
+            await self.place()
+        except Unavailable as error:
+            return str(error)
+        return None
+
+    def _placed(self) -> Placement:
+        if self.placement is None:
+            raise RuntimeError("the request has not been placed")
+        return self.placement
+
+    def abort(self) -> None:
+        """Free what the request holds; harmless when it is over."""
+        if self.placement is not None:
+            self.placement.client.abort(self.request.request_id)

@@ -1,0 +1,151 @@
+"""GroupClient: a gateway's line to the leader of one worker group.
+
+One poll is outstanding while any request is under way there. Its answer holds all new tokens of all requests; positions
+make repeated tokens harmless, and the number in each poll tells the leader what it may forget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray.exceptions import RayError
+
+from ..worker.messages import Request, SequenceUpdate, TokenFrame
+from ..worker.wire import WireError, pack, unpack
+
+POLL_S = 1.0
+"""The leader answers a poll after so long, with or without tokens."""
+
+SILENCE_S = 20.0
+"""A leader that has not answered a poll for so long is taken for dead. A step may take seconds; its event loop not."""
+
+CALL_TIMEOUT_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class GroupLost(Exception):
+    """The worker group died, or has forgotten us, before the request ended."""
+
+
+class TokenStream:
+    """The updates of one request from one group, in order, without repeats."""
+
+    def __init__(self) -> None:
+        self._updates: asyncio.Queue[SequenceUpdate | None] = asyncio.Queue()
+        self._next_position: dict[int, int] = {}
+
+    def put(self, update: SequenceUpdate) -> None:
+        """Add an update, without the tokens that an earlier one brought."""
+        known = self._next_position.get(update.branch, update.position)
+        fresh = update.token_ids[max(0, known - update.position) :]
+        if not fresh and update.finish_reason is None:
+            return
+        self._next_position[update.branch] = max(known, update.position + len(update.token_ids))
+        self._updates.put_nowait(
+            SequenceUpdate(
+                update.request_id,
+                update.branch,
+                update.position + len(update.token_ids) - len(fresh),
+                fresh,
+                update.finish_reason,
+                update.num_cached_tokens,
+                update.error,
+            )
+        )
+
+    def lose(self) -> None:
+        """No update will come any more."""
+        self._updates.put_nowait(None)
+
+    async def updates(self) -> AsyncIterator[SequenceUpdate]:
+        """Updates until the reader stops. Raises GroupLost after the last when the group is lost."""
+        while True:
+            update = await self._updates.get()
+            if update is None:
+                raise GroupLost
+            yield update
+
+
+class GroupClient:
+    """``leader`` is the actor handle of generation ``generation``."""
+
+    def __init__(self, gateway_id: str, generation: int, leader: Any) -> None:
+        self.generation = generation
+        self.lost = False
+        self._gateway_id = gateway_id
+        self._leader = leader
+        self._streams: dict[str, TokenStream] = {}
+        self._weights: dict[str, int] = {}
+        self._poller: asyncio.Task[None] | None = None
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt and output tokens that this gateway has asked of the group and not seen finished."""
+        return sum(self._weights.values())
+
+    async def submit(self, request: Request) -> TokenStream:
+        """Hand over a request. Raises GroupLost when the group does not take it."""
+        stream = self._streams[request.request_id] = TokenStream()
+        self._weights[request.request_id] = len(request.prompt_token_ids) + request.sampling.max_tokens
+        try:
+            await asyncio.wait_for(self._leader.submit.remote(pack(request)), CALL_TIMEOUT_S)
+        except asyncio.CancelledError:
+            self.abort(request.request_id)
+            raise
+        except (RayError, TimeoutError) as error:
+            self.forget(request.request_id)
+            self._lose(error)
+            raise GroupLost from error
+        if self.lost:
+            raise GroupLost
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll())
+        return stream
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended, or nobody wants its tokens."""
+        self._streams.pop(request_id, None)
+        self._weights.pop(request_id, None)
+
+    def abort(self, request_id: str) -> None:
+        """Forget the request and let the group end it. Never blocks."""
+        if request_id in self._streams and not self.lost:
+            self._leader.abort.remote((request_id,))
+        self.forget(request_id)
+
+    async def _poll(self) -> None:
+        acknowledged = 0
+        while self._streams and not self.lost:
+            try:
+                call = self._leader.poll.remote(self._gateway_id, acknowledged, POLL_S)
+                frame = unpack(await asyncio.wait_for(call, SILENCE_S), TokenFrame)
+            except (RayError, TimeoutError, WireError) as error:
+                self._lose(error)
+                return
+            if frame.last_number < acknowledged:
+                self._lose(RuntimeError("the leader has forgotten this gateway"), for_good=False)
+                return
+            acknowledged = frame.last_number
+            for update in frame.updates:
+                if stream := self._streams.get(update.request_id):
+                    stream.put(update)
+
+    def _lose(self, error: BaseException, *, for_good: bool = True) -> None:
+        logger.warning("worker group generation %d lost: %s", self.generation, str(error).strip().split("\n")[-1])
+        self.lost = self.lost or for_good
+        for stream in self._streams.values():
+            stream.lose()
+        self._streams.clear()
+        self._weights.clear()
+
+    async def close(self) -> None:
+        """Stop polling."""
+        if self._poller is not None:
+            self._poller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._poller

@@ -1,0 +1,157 @@
+"""``octavo serve``: brings a cluster up on this machine (or joins one), waits for the signal to stop, takes it down."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ..worker.checkpoint.store import resolve_model
+from ..worker.errors import ConfigurationError, OctavoError
+from .config import ServeConfig
+from .environment import read_environment
+from .local_ray import (
+    OBJECT_STORE_BYTES,
+    adopt_orphans,
+    free_ports,
+    no_process_left,
+    ray_environment,
+    scratch_folder,
+    set_environment,
+    stop_signals,
+)
+from .phases import Phases
+from .preflight import check_model
+
+POLL_S = 0.2
+
+
+class StartFailed(OctavoError):
+    """The cluster did not come up; the message says why as far as it is known."""
+
+
+def serve(config: ServeConfig) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ConfigurationError for what the user can mend, StartFailed otherwise."""
+    phases = Phases(sys.stderr)
+    config = _with_port(config)
+    resolved = resolve_model(config.model, cache_dir=config.cache_dir, report=phases.note)
+    with phases.phase("checking the model"):
+        check_model(config, resolved.path)
+    # Names in the folder that we were started in must not hide installed packages in Ray's workers.
+    config.cache_dir.mkdir(parents=True, exist_ok=True)
+    os.chdir(config.cache_dir)
+    adopt_orphans()
+    with no_process_left(), scratch_folder() as scratch:
+        set_environment(ray_environment(read_environment(), scratch))
+        stop = _stop_event()
+        with _ray(config, phases), _application(config, phases, stop) as url:
+            if not stop.is_set():
+                phases.ready(url, config.served_model_name or resolved.served_name)
+            stop.wait()
+            phases.note("stopping: requests under way are finished first")
+
+
+def _with_port(config: ServeConfig) -> ServeConfig:
+    """Refuse a port that is taken, before anything is started; choose one for 0."""
+    if config.port == 0:
+        return config.model_copy(update={"port": free_ports(1)[0]})
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigurationError(f"--port: cannot listen on {config.host}:{config.port}: {reason}") from error
+    return config
+
+
+def _stop_event() -> threading.Event:
+    """Set by the first SIGINT or SIGTERM. The second ends the process at once."""
+    stop = threading.Event()
+
+    def on_signal(number: int, _: Any) -> None:
+        if stop.is_set():
+            raise SystemExit(128 + number)
+        stop.set()
+
+    for number in stop_signals():
+        signal.signal(number, on_signal)
+    return stop
+
+
+@contextlib.contextmanager
+def _ray(config: ServeConfig, phases: Phases) -> Iterator[None]:
+    """A Ray of our own, or the one at ``--address``."""
+    with phases.phase("importing Ray"):
+        import ray
+    with phases.phase(f"joining Ray at {config.address}" if config.address else "starting Ray"):
+        ray.init(**_ray_options(config))
+    try:
+        yield
+    finally:
+        with phases.phase("stopping Ray"):
+            ray.shutdown()
+
+
+def _ray_options(config: ServeConfig) -> dict[str, Any]:
+    common = {"namespace": "octavo", "logging_level": logging.ERROR, "log_to_driver": config.log_level == "debug"}
+    if config.address:
+        return {"address": config.address, **common}
+    num_ranks = (config.replicas or 2) * config.tensor_parallel_size
+    return {
+        "address": "local",
+        # Booked CPUs are a matter of placement: ranks share the cores by their number of threads.
+        "num_cpus": max(os.cpu_count() or 1, num_ranks + 2),
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        **common,
+    }
+
+
+@contextlib.contextmanager
+def _application(config: ServeConfig, phases: Phases, stop: threading.Event) -> Iterator[str]:
+    """The application, deployed and ready; its base URL."""
+    from ray import serve as ray_serve
+    from ray.serve.config import HTTPOptions
+
+    from .application import bind, make_plan
+
+    plan = make_plan(config)
+    with phases.phase("starting Serve"):
+        ray_serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=config.host, port=config.port))
+    try:
+        with phases.phase(f"bringing up {plan.num_ranks} workers in {plan.config.replicas} groups on {plan.device}"):
+            ray_serve.run(bind(plan), name=config.app_name, route_prefix=config.route_prefix, blocking=False)
+            _wait_until_ready(plan.router_name, plan.config, stop)
+        yield f"http://{config.host}:{config.port}{config.route_prefix.rstrip('/')}"
+    finally:
+        with phases.phase("draining"):
+            with contextlib.suppress(Exception):  # the cluster may be half up, and Ray's shutdown ends the rest
+                ray_serve.delete(config.app_name)
+            ray_serve.shutdown()
+
+
+def _wait_until_ready(router_name: str, config: ServeConfig, stop: threading.Event) -> None:
+    """All worker groups are in the router's registry."""
+    import ray
+
+    from ..worker.messages import Registry
+    from ..worker.wire import unpack
+    from .plan import NAMESPACE
+
+    end = time.monotonic() + config.startup_timeout_s
+    router = ray.get_actor(router_name, NAMESPACE)
+    while not stop.is_set():
+        packed, _ = ray.get(router.registry.remote())
+        if len(unpack(packed, Registry).entries) >= (config.replicas or 1):
+            return
+        if time.monotonic() > end:
+            raise StartFailed(f"--startup-timeout-s: not all worker groups were ready in {config.startup_timeout_s} s")
+        stop.wait(POLL_S)

@@ -1,0 +1,88 @@
+"""ServePlan: a ServeConfig with everything decided, as the parts of the application are told it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..worker.spec import WorkerSpec
+from .config import ServeConfig
+
+NAMESPACE = "octavo"
+"""Ray namespace of the named actors."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServePlan:
+    """One application: one served model, its worker groups, its gateways and its router."""
+
+    config: ServeConfig
+    """Decided for the device: no field that depends on it is None."""
+    device: Literal["cpu", "cuda"]
+    model: str | None
+    """What a node turns into a model folder: a folder that all nodes have, a hub id, or None."""
+    served_model_name: str
+    routing_key: bytes
+    """Secret of the routing hash; the same as long as the cluster lives."""
+    num_ranks_on_machine: int
+    """Ranks that share the cores and the memory of one machine."""
+
+    @property
+    def router_name(self) -> str:
+        """Name of the router's actor."""
+        return f"{self.config.app_name}:router"
+
+    @property
+    def num_ranks(self) -> int:
+        return (self.config.replicas or 1) * self.config.tensor_parallel_size
+
+    @property
+    def num_threads_per_rank(self) -> int:
+        """CPU threads of a rank: the machine's cores, divided over the ranks on it."""
+        return max(1, (os.cpu_count() or 1) // self.num_ranks_on_machine)
+
+    @property
+    def rank_resources(self) -> dict[str, float]:
+        """What one rank books of its node."""
+        return {"GPU": 1.0, "CPU": 1.0} if self.device == "cuda" else {"CPU": 1.0}
+
+    def worker_spec(self, group: str, generation: int) -> WorkerSpec:
+        """What the workers of one incarnation of a group are told."""
+        config = self.config
+        budget = config.kv_cache_memory_bytes
+        return WorkerSpec(
+            model=self.model,
+            served_model_name=self.served_model_name,
+            group=group,
+            generation=generation,
+            tensor_parallel_size=config.tensor_parallel_size,
+            device=self.device,
+            dtype=config.dtype,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens or config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            enable_prefix_caching=config.enable_prefix_caching,
+            kv_cache_memory_bytes=None if budget is None else int(budget),
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            num_gpu_blocks_override=config.num_gpu_blocks_override,
+            num_ranks_on_machine=self.num_ranks_on_machine,
+            routing_key=self.routing_key,
+            cache_dir=config.cache_dir,
+            router_name=self.router_name,
+            ray_namespace=NAMESPACE,
+            startup_timeout_s=config.startup_timeout_s,
+            log_level=config.log_level,
+        )
+
+
+def compile_cache(cache_dir: Path) -> Path:
+    """Where compiled CPU kernels are kept."""
+    return cache_dir / "numba"
+
+
+def plan_args(args: dict[str, Any]) -> ServeConfig:
+    """The configuration in the ``args`` of a Serve config file."""
+    return ServeConfig.parse(args)

@@ -1,0 +1,104 @@
+"""RouterClient: a gateway's line to the router.
+
+Route calls of about a millisecond travel as one. The registry of worker groups is fetched every second and kept, so
+that a gateway goes on when the router is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from ..worker.messages import (
+    GroupEntry,
+    Registry,
+    RouteDecision,
+    RouteDecisions,
+    RouteQueries,
+    RouteQuery,
+)
+from ..worker.wire import WireError, pack, unpack
+
+BUNDLE_S = 0.001
+CALL_TIMEOUT_S = 2.0
+REGISTRY_PERIOD_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class RouterAway(Exception):
+    """The router did not answer in time."""
+
+
+class RouterClient:
+    """Finds the router's actor by name, again whenever it has been replaced."""
+
+    def __init__(self, gateway_id: str, router_name: str, namespace: str) -> None:
+        self._gateway_id = gateway_id
+        self._router_name = router_name
+        self._namespace = namespace
+        self._actor: Any = None
+        self._waiting: list[tuple[RouteQuery, asyncio.Future[RouteDecision]]] = []
+        self._cancelled: list[str] = []
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def route(self, query: RouteQuery) -> RouteDecision:
+        """The group for one request, reserved for it. Raises RouterAway."""
+        future: asyncio.Future[RouteDecision] = asyncio.get_running_loop().create_future()
+        self._waiting.append((query, future))
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.create_task(self._flush_soon())
+        return await future
+
+    def cancel(self, request_id: str) -> None:
+        """A reserved request did not reach its group: say so with the next call."""
+        self._cancelled.append(request_id)
+
+    async def registry(self) -> list[tuple[GroupEntry, Any]]:
+        """All worker groups with their leaders' handles. Raises RouterAway."""
+        data, leaders = await self._call("registry")
+        return list(zip(unpack(data, Registry).entries, leaders, strict=True))
+
+    async def report_metrics(self, text: str) -> None:
+        """Give this gateway's metrics to the router, which keeps them for all gateways. Raises RouterAway."""
+        await self._call("report_gateway", self._gateway_id, text)
+
+    async def cluster_metrics(self) -> dict[str, str]:
+        """Prometheus texts by source. Raises RouterAway."""
+        return dict(await self._call("cluster_metrics"))
+
+    async def _flush_soon(self) -> None:
+        await asyncio.sleep(BUNDLE_S)
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            cancelled, self._cancelled = self._cancelled, []
+            await self._flush(waiting, tuple(cancelled))
+
+    async def _flush(
+        self, waiting: list[tuple[RouteQuery, asyncio.Future[RouteDecision]]], cancelled: tuple[str, ...]
+    ) -> None:
+        queries = RouteQueries(self._gateway_id, tuple(query for query, _ in waiting), cancelled)
+        try:
+            answer = unpack(await self._call("route", pack(queries)), RouteDecisions)
+        except RouterAway as error:
+            self._cancelled.extend(cancelled)
+            for _, future in waiting:
+                if not future.done():
+                    future.set_exception(RouterAway(str(error)))
+            return
+        for (_, future), decision in zip(waiting, answer.decisions, strict=True):
+            if not future.done():
+                future.set_result(decision)
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        try:
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(ray.get_actor, self._router_name, self._namespace)
+            return await asyncio.wait_for(getattr(self._actor, method).remote(*args), CALL_TIMEOUT_S)
+        except (RayError, ValueError, TimeoutError, WireError) as error:
+            self._actor = None
+            raise RouterAway(f"{method}: {type(error).__name__}") from error

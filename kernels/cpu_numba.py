@@ -1,0 +1,97 @@
+"""What all numba kernels share: how they are compiled, how they see tensors, how they are split over threads.
+
+A step of a small model calls some two hundred kernels, so a call must cost microseconds:
+
+* A kernel takes ``tensor.data_ptr()`` and makes the array inside: an array argument costs a microsecond, an integer 50 ns.
+* Each kernel is built twice. The serial build touches no thread pool and is used for small work and for one thread. The
+  parallel build divides rows over ``workers``, each taking every ``workers``-th, so that long and short rows mix.
+
+Compiled code is cached on disk (``NUMBA_CACHE_DIR``). numba's cache keys know a kernel's own source file and the
+variables that it closes over, but neither its compile options nor the helpers that it calls: therefore each build closes
+over ``parallel``, and a change to the helpers of this file needs a fresh cache folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+Kernel: TypeAlias = Callable[..., None]
+
+PARALLEL_ELEMENTS = 32_768
+"""Elementwise work below this many elements is done by the calling thread alone: waking another costs 4 to 16 µs."""
+
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    # Everything but "ninf": a logit may be -inf.
+    "fastmath": {"nnan", "nsz", "arcp", "contract", "afn", "reassoc"},
+    # Python's error model would test every divisor for zero, and such a loop is not vectorised.
+    "error_model": "numpy",
+}
+
+_f32 = np.float32
+
+
+def compile_kernel(function: Callable[..., None], *, parallel: bool) -> Kernel:
+    """Compiles at the first call, without the GIL while it runs; loads from the cache where it can."""
+    return numba.njit(parallel=parallel, cache=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+
+
+def helper(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function that kernels call."""
+    return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
+
+
+def claim_threads() -> int:
+    """torch's thread count for this thread, which numba's parallel kernels are then limited to as well."""
+    num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    numba.set_num_threads(num_threads)
+    return num_threads
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pointer(typing_context: Any, address: Any) -> Any:
+    """The address as a void pointer, for ``numba.carray``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def float_of_bits(typing_context: Any, bits: Any) -> Any:
+    """The float32 with these 32 bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@helper
+def fast_exp(x):  # type: ignore[no-untyped-def]
+    """float32 ``exp`` for x <= 88, to 2 units in the last place; below -87 about 1e-38.
+
+    A polynomial of degree 6 on [-ln2/2, ln2/2] (Cephes, Moshier 1989) times a power of two: unlike a call into the C
+    library, LLVM turns it into vector instructions.
+    """
+    x = max(x, _f32(-87.0))
+    exponent = np.floor(x * _f32(1.4426950408889634) + _f32(0.5))
+    r = x - exponent * _f32(0.693359375) + exponent * _f32(2.12194440e-4)
+    p = _f32(1.9875691500e-4)
+    p = p * r + _f32(1.3981999507e-3)
+    p = p * r + _f32(8.3334519073e-3)
+    p = p * r + _f32(4.1665795894e-2)
+    p = p * r + _f32(1.6666665459e-1)
+    p = p * r + _f32(5.0000001201e-1)
+    p = p * r * r + r + _f32(1.0)
+    return p * float_of_bits(np.int32((np.int32(exponent) + np.int32(127)) << np.int32(23)))

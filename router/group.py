@@ -1,0 +1,138 @@
+"""What the router knows of one worker group: its last report, and what was promised to it since.
+
+A reservation counts as load from the decision until the group says that it has received the request, which is from then
+on part of the numbers that it reports. So load needs no memory: after a restart of the router the first report tells
+all of it. The reservation itself stays until the prefill is reported, to compare what was expected with what was found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..worker.messages import GroupReport
+from .cost import Load
+from .decision import Decision
+from .knowledge import GroupKnowledge
+from .rates import DecodeModel
+
+
+@dataclass(slots=True)
+class Reservation:
+    """A request on its way to the group, or waiting there to be computed."""
+
+    decision: Decision
+    confirmed_cached_tokens: int
+    """Those of the expected cached tokens that were confirmed when the decision was made."""
+    num_uncached_tokens: int
+    num_new_blocks: int
+    num_stored_before: int
+    num_removed_before: int
+    received: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Priors:
+    """What is assumed of a group that has not measured itself: what its peers measure."""
+
+    prefill_tokens_per_s: float
+    step_s: float
+
+
+class Group:
+    """One generation of a worker group."""
+
+    def __init__(self, report: GroupReport, knowledge: GroupKnowledge, now: float) -> None:
+        self.report = report
+        self.reported_at_s = now
+        self.knowledge = knowledge
+        self.decode = DecodeModel()
+        self.reservations: dict[str, Reservation] = {}
+        self._load: tuple[Priors, Load] | None = None
+        self._num_reserved = 0
+        self._reserved_tokens = 0
+        self._reserved_blocks = 0
+
+    @property
+    def name(self) -> str:
+        return self.report.group
+
+    @property
+    def generation(self) -> int:
+        return self.report.generation
+
+    @property
+    def slot(self) -> int:
+        return self.knowledge.slot
+
+    def update(self, report: GroupReport, now: float) -> None:
+        """A new report: it replaces the last one, and teaches how long steps take."""
+        self.report = report
+        self.reported_at_s = now
+        self._load = None
+        if report.decode_step_s > 0 and report.num_running > 0:
+            self.decode.add(report.num_running, report.decode_step_s)
+
+    def reserve(self, request_id: str, reservation: Reservation) -> None:
+        self.release(request_id)
+        self.reservations[request_id] = reservation
+        self._count(reservation, 1)
+
+    def received(self, request_id: str) -> None:
+        """The group's reports include the request from now on."""
+        reservation = self.reservations.get(request_id)
+        if reservation is not None and not reservation.received:
+            self._count(reservation, -1)
+            reservation.received = True
+
+    def release(self, request_id: str) -> Reservation | None:
+        """Forget the reservation; None if there is none (any more)."""
+        self.received(request_id)
+        return self.reservations.pop(request_id, None)
+
+    def overdue(self, now: float, timeout_s: float, received_timeout_s: float) -> list[str]:
+        """Requests that should have been received, or be computed, by now."""
+        return [
+            request_id
+            for request_id, reservation in self.reservations.items()
+            if now - reservation.decision.made_at_s >= (received_timeout_s if reservation.received else timeout_s)
+        ]
+
+    def load(self, priors: Priors) -> Load:
+        """The group's load: the last report, and the reservations that it does not include yet."""
+        if self._load is None or self._load[0] is not priors:
+            self._load = (priors, self._work_out_load(priors))
+        return self._load[1]
+
+    def check(self) -> None:
+        """Raise AssertionError unless the reserved load is the sum of the reservations not yet received."""
+        open_ones = [reservation for reservation in self.reservations.values() if not reservation.received]
+        tokens = sum(reservation.num_uncached_tokens for reservation in open_ones)
+        blocks = sum(reservation.num_new_blocks for reservation in open_ones)
+        if (self._num_reserved, self._reserved_tokens, self._reserved_blocks) != (len(open_ones), tokens, blocks):
+            raise AssertionError(f"group {self.name}: reserved load is not the sum of its reservations")
+
+    def _work_out_load(self, priors: Priors) -> Load:
+        report = self.report
+        rate = report.prefill_tokens_per_s if report.prefill_tokens_per_s > 0 else priors.prefill_tokens_per_s
+        if self.decode.is_measured:
+            full_step_s, slope_s = self.decode.step_s(report.max_num_seqs), self.decode.slope_s
+        else:
+            full_step_s, slope_s = priors.step_s, priors.step_s * DecodeModel.PRIOR_SHARE
+        return Load(
+            reported_at_s=self.reported_at_s,
+            reported_backlog_s=report.num_uncomputed_prompt_tokens / rate,
+            reserved_backlog_s=self._reserved_tokens / rate,
+            prefill_tokens_per_s=rate,
+            num_sequences=report.num_running + report.num_waiting + self._num_reserved,
+            max_num_seqs=max(1, report.max_num_seqs),
+            full_step_s=full_step_s,
+            step_slope_s=slope_s,
+            num_free_blocks=max(0, report.num_free_blocks - self._reserved_blocks),
+            block_size=report.block_size,
+        )
+
+    def _count(self, reservation: Reservation, sign: int) -> None:
+        self._load = None
+        self._num_reserved += sign
+        self._reserved_tokens += sign * reservation.num_uncached_tokens
+        self._reserved_blocks += sign * reservation.num_new_blocks

@@ -1,0 +1,91 @@
+"""The router's metrics in Prometheus text format, read from its books at the moment they are asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from .counters import Counters
+from .index import PrefixIndex
+from .pool import Pool
+from .predictions import Predictions
+
+_PREFIX = "octavo_router_"
+
+
+def render_metrics(counters: Counters, index: PrefixIndex, predictions: Predictions, pools: Iterable[Pool]) -> str:
+    """All metrics of one router; a registry of its own, so that several routers live in one process."""
+    registry = CollectorRegistry()
+    registry.register(_Snapshot([*_from_counters(counters), *_from_state(index, predictions, pools)]))
+    return generate_latest(registry).decode()
+
+
+class _Snapshot(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
+
+
+def _from_counters(counters: Counters) -> Iterator[Metric]:
+    decisions = CounterMetricFamily(f"{_PREFIX}decisions", "Answered queries.", labels=["model", "reason"])
+    for (model, reason), count in counters.decisions.items():
+        decisions.add_metric([model, reason], count)
+    yield decisions
+    yield _labelled(
+        "prompt_tokens", "Prompt tokens of requests whose prefill was reported.", "model", counters.prompt_tokens
+    )
+    yield _labelled(
+        "expected_cached_tokens", "Cached tokens expected of those.", "model", counters.expected_cached_tokens
+    )
+    yield _labelled("actual_cached_tokens", "Cached tokens found by those.", "model", counters.actual_cached_tokens)
+    yield _labelled("predictions", "Prefills by how they compare with what was expected.", "outcome", counters.outcomes)
+    for name, text, value in (
+        ("blocks_stored", "Blocks stored, as told by events.", counters.blocks_stored),
+        ("blocks_removed", "Blocks removed, as told by events.", counters.blocks_removed),
+        ("caches_cleared", "Caches cleared, as told by events.", counters.caches_cleared),
+        ("snapshots", "Snapshots applied.", counters.snapshots),
+        ("event_messages", "Messages of events received.", counters.event_messages),
+        (
+            "event_messages_ignored",
+            "Messages of events that were repeated, late or void.",
+            counters.event_messages_ignored,
+        ),
+        ("event_gaps", "Messages of events found missing.", counters.event_gaps),
+        ("holes", "Blocks stored behind an unknown parent.", counters.holes),
+        ("reports_fenced", "Reports of void generations.", counters.reports_fenced),
+        ("groups_lost", "Groups dropped after silence or a restart.", counters.groups_lost),
+        ("reservations_expired", "Reservations whose request never arrived.", counters.reservations_expired),
+    ):
+        yield CounterMetricFamily(_PREFIX + name, text, value=value)
+
+
+def _from_state(index: PrefixIndex, predictions: Predictions, pools: Iterable[Pool]) -> Iterator[Metric]:
+    groups = GaugeMetricFamily(f"{_PREFIX}groups", "Live groups by knowledge.", labels=["model", "knowledge"])
+    reservations = GaugeMetricFamily(f"{_PREFIX}reservations", "Requests not yet computed.", labels=["model"])
+    for pool in pools:
+        for state, count in Counter(group.knowledge.state.value for group in pool.groups.values()).items():
+            groups.add_metric([pool.model, state], count)
+        reservations.add_metric([pool.model], sum(len(group.reservations) for group in pool.groups.values()))
+    yield groups
+    yield reservations
+    for name, text, value in (
+        ("index_entries", "Blocks in the prefix index.", index.num_entries),
+        ("index_bytes", "Memory of the prefix index.", index.num_bytes),
+        ("index_stride", "One of so many blocks is indexed.", index.stride),
+        ("predicted_blocks", "Blocks assumed and not yet confirmed.", predictions.num_blocks),
+    ):
+        yield GaugeMetricFamily(_PREFIX + name, text, value=value)
+
+
+def _labelled(name: str, text: str, label: str, counts: Counter[str]) -> Metric:
+    family = CounterMetricFamily(_PREFIX + name, text, labels=[label])
+    for key, count in counts.items():
+        family.add_metric([key], count)
+    return family

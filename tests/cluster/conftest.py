@@ -1,0 +1,163 @@
+"""A scripted cluster behind the HTTP API, and the API over it in-process and on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import httpx2
+import pytest
+import uvicorn
+
+from octavo.cluster.api.app import build_app
+from octavo.cluster.api.service import GenerationRequest, Readiness, Route, ServedModel, TokenDelta
+from octavo.cluster.api.text import TextProcessor
+from octavo.worker.messages import FinishReason
+
+MODEL = "smollm2"
+MAX_MODEL_LEN = 256
+IM_END = 2
+"""The end-of-sequence id of SmolLM2, <|im_end|>."""
+
+Step = TokenDelta | Callable[[], Awaitable[object]] | Exception
+Script = Callable[[GenerationRequest], Sequence[Step]]
+
+
+class ScriptedGeneration:
+    """Plays its steps: deltas are yielded, callables awaited, exceptions raised."""
+
+    def __init__(self, steps: Sequence[Step], route: Route) -> None:
+        self.route = route
+        self.aborted = asyncio.Event()
+        self.num_aborts = 0
+        self._steps = steps
+
+    async def tokens(self) -> AsyncIterator[TokenDelta]:
+        for step in self._steps:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, TokenDelta):
+                yield step
+            else:
+                await step()
+        await asyncio.Event().wait()  # an unfinished script is an engine that is silent
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+        self.aborted.set()
+
+
+class ScriptedService:
+    """A GenerationService that answers from a script; by default it says the prompt again."""
+
+    def __init__(self, echo: Script) -> None:
+        self.script: Script = echo
+        self.start_error: Exception | None = None
+        self.ready = Readiness(True, "2 worker groups")
+        self.cluster_metrics = ""
+        self.requests: list[GenerationRequest] = []
+        self.generations: list[ScriptedGeneration] = []
+
+    async def start(self, request: GenerationRequest) -> ScriptedGeneration:
+        if self.start_error is not None:
+            raise self.start_error
+        self.requests.append(request)
+        route = Route("group-1", len(request.prompt_token_ids) // 16 * 16, "prefix")
+        self.generations.append(ScriptedGeneration(self.script(request), route))
+        return self.generations[-1]
+
+    async def readiness(self) -> Readiness:
+        return self.ready
+
+    async def metrics_text(self) -> str:
+        return self.cluster_metrics
+
+
+def deltas(
+    token_ids: Sequence[int], reason: FinishReason | None, *, cached: int = 0, sizes: Sequence[int] = (1, 3, 2)
+) -> list[TokenDelta]:
+    """``token_ids`` in deltas of changing sizes; the last carries ``reason``."""
+    parts: list[Sequence[int]] = []
+    while token_ids:
+        size = sizes[len(parts) % len(sizes)]
+        parts.append(token_ids[:size])
+        token_ids = token_ids[size:]
+    parts = parts or [()]
+    return [
+        TokenDelta(
+            tuple(part),
+            finish_reason=reason if index == len(parts) - 1 else None,
+            num_cached_tokens=cached if index == 0 else None,
+        )
+        for index, part in enumerate(parts)
+    ]
+
+
+def echo(request: GenerationRequest) -> list[TokenDelta]:
+    """The prompt without its special tokens, then an end-of-sequence token, within ``max_tokens``."""
+    output = [token_id for token_id in request.prompt_token_ids if token_id > IM_END]
+    if IM_END in request.sampling.stop_token_ids:
+        output.append(IM_END)
+    limit = request.sampling.max_tokens
+    reason = FinishReason.STOP if len(output) <= limit else FinishReason.LENGTH
+    return deltas(output[:limit], reason, cached=16)
+
+
+@pytest.fixture(scope="session")
+def text(model_dir: Path) -> Iterator[TextProcessor]:
+    processor = TextProcessor.load(model_dir)
+    yield processor
+    processor.close()
+
+
+@pytest.fixture
+def service() -> ScriptedService:
+    return ScriptedService(echo)
+
+
+@pytest.fixture
+def say(service: ScriptedService, text: TextProcessor) -> Callable[..., None]:
+    """Make the model answer with the given text."""
+
+    def set_answer(answer: str, reason: FinishReason = FinishReason.LENGTH, sizes: Sequence[int] = (1,)) -> None:
+        token_ids = text._backend.encode(answer, add_special_tokens=False).ids
+        service.script = lambda _: deltas(token_ids, reason, sizes=sizes)
+
+    return set_answer
+
+
+@pytest.fixture
+def info() -> ServedModel:
+    return ServedModel(MODEL, MAX_MODEL_LEN, created=1_700_000_000)
+
+
+@pytest.fixture
+async def client(service: ScriptedService, text: TextProcessor, info: ServedModel) -> AsyncIterator[httpx2.AsyncClient]:
+    """The application without a socket. It answers whole streams only."""
+    transport = httpx2.ASGITransport(build_app(service, text, info))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://octavo") as http:
+        yield http
+
+
+@contextlib.asynccontextmanager
+async def served(app: object) -> AsyncIterator[str]:
+    """``app`` under uvicorn on a free port of the loopback interface; gives its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app, log_config=None, lifespan="off")  # type: ignore[arg-type]
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+
+
+@pytest.fixture
+async def address(service: ScriptedService, text: TextProcessor, info: ServedModel) -> AsyncIterator[str]:
+    """The application on a real port, with comments on streams that are silent for 50 ms."""
+    async with served(build_app(service, text, info, keepalive_s=0.05)) as url:
+        yield url

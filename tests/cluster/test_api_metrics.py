@@ -1,0 +1,102 @@
+"""Metrics of the gateway, and the merging of several processes' texts into one valid exposition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.cluster.api.metrics import merge_metrics
+from octavo.cluster.api.service import TokenDelta
+from octavo.worker.messages import FinishReason
+
+PROMPT = {"model": "smollm2", "prompt": "The quick brown fox"}
+
+
+def samples(text: str) -> dict[tuple[Any, ...], float]:
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def value(client: httpx2.AsyncClient, name: str, **labels: str) -> float:
+    found = samples((await client.get("/metrics")).text)
+    return found[(name, *sorted({"model_name": "smollm2", **labels}.items()))]
+
+
+async def test_what_a_request_leaves_behind(client: httpx2.AsyncClient) -> None:
+    for stream in (True, False):
+        await client.post("/v1/completions", json={**PROMPT, "stream": stream})
+    assert await value(client, "octavo_prompt_tokens_total") == 8
+    assert await value(client, "octavo_generation_tokens_total") == 10  # the prompt and an end-of-sequence token
+    assert await value(client, "octavo_prompt_cached_tokens_total") == 32
+    assert await value(client, "octavo_time_to_first_token_seconds_count") == 2
+    assert await value(client, "octavo_inter_token_latency_seconds_count") == 8
+    assert await value(client, "octavo_e2e_request_latency_seconds_count") == 2
+    assert await value(client, "octavo_request_success_total", finished_reason="stop") == 2
+    assert await value(client, "octavo_http_requests_total", path="/v1/completions", status="200") == 2
+    assert await value(client, "octavo_gateway_requests_in_flight") == 0
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.TIMEOUT, FinishReason.LENGTH])
+async def test_every_end_is_counted_once(client: httpx2.AsyncClient, service: Any, reason: FinishReason) -> None:
+    service.script = lambda _: [TokenDelta((), reason)]
+    await client.post("/v1/completions", json=PROMPT)
+    found = samples((await client.get("/metrics")).text)
+    ends = {key: number for key, number in found.items() if key[0] == "octavo_request_success_total"}
+    assert ends == {("octavo_request_success_total", ("finished_reason", reason.value), ("model_name", "smollm2")): 1}
+    assert await value(client, "octavo_gateway_requests_in_flight") == 0
+
+
+async def test_paths_are_routes(client: httpx2.AsyncClient) -> None:
+    for path in ("/v1/nope", "/v1/other", "/v1/models/a", "/v1/models/b"):
+        await client.get(path)
+    assert await value(client, "octavo_http_requests_total", path="other", status="404") == 2
+    assert await value(client, "octavo_http_requests_total", path="/v1/models/{model:path}", status="404") == 2
+
+
+async def test_the_answer_covers_the_cluster(client: httpx2.AsyncClient, service: Any) -> None:
+    service.cluster_metrics = "# TYPE octavo_num_requests_running gauge\noctavo_num_requests_running 3\n"
+    answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert samples(answer.text)[("octavo_num_requests_running",)] == 3
+
+
+def exposition(group: str, counts: list[int]) -> str:
+    registry = CollectorRegistry()
+    counter = Counter("octavo_steps", "Steps.", ["kind"], registry=registry)
+    gauge = Gauge("octavo_running", 'Running,\nin "group" \\ here.', ["group"], registry=registry)
+    histogram = Histogram("octavo_step_seconds", "Step time.", buckets=[1, 2], registry=registry)
+    for count in counts:
+        counter.labels("decode").inc(count)
+        gauge.labels(group).set(count)
+        histogram.observe(count)
+    return generate_latest(registry).decode()
+
+
+@given(st.lists(st.lists(st.integers(0, 5), max_size=5), max_size=4))
+def test_merged_texts_are_one_valid_exposition(groups: list[list[int]]) -> None:
+    merged = merge_metrics(exposition(f'g"{index}', counts) for index, counts in enumerate(groups))
+    types = [line for line in merged.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types)) == (3 if groups else 0)
+    series = [line.rsplit(" ", 1)[0] for line in merged.splitlines() if not line.startswith("#")]
+    assert len(series) == len(set(series))
+    found = samples(merged)
+    total = sum(map(sum, groups))
+    assert found.get(("octavo_steps_total", ("kind", "decode")), 0) == total
+    assert found.get(("octavo_step_seconds_sum",), 0) == total
+    for index, counts in enumerate(groups):
+        assert found.get(("octavo_running", ("group", f'g"{index}')), 0) == (counts[-1] if counts else 0)
+
+
+def test_merging_again_changes_nothing() -> None:
+    once = merge_metrics([exposition("a", [1]), exposition("b", [2])])
+    assert merge_metrics([once]) == once
+    assert "_created" not in once

@@ -1,0 +1,86 @@
+"""``octavo serve`` as a user starts it: a process of its own, on a free port, ended by a signal."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+READY = re.compile(r"ready after .*: (?P<model>\S+) at (?P<url>\S+)/v1")
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 90.0
+
+
+class ServeProcess:
+    """``ServeProcess("--replicas", "2")`` is up when the constructor returns. Its output is in ``lines``."""
+
+    def __init__(self, *args: str, cwd: Path | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
+        self.lines: list[str] = []
+        command = [sys.executable, "-m", "octavo.cluster", "serve", "--port", "0", *args]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, start_new_session=True
+        )
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._ready.wait(timeout_s) or not self.url:
+            self.stop()
+            raise RuntimeError("octavo serve did not come up:\n" + "".join(self.lines))
+
+    url = ""
+    model = ""
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if match := READY.search(line):
+                self.url, self.model = match["url"], match["model"]
+                self._ready.set()
+        self._ready.set()
+
+    def descendants(self) -> list[psutil.Process]:
+        """Every process that the server has started and that lives."""
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes of the model's workers."""
+        return [process for process in self.descendants() if "ray::Worker." in _title(process)]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            code = self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+        self._reader.join(5.0)
+        return code
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def wait_until(condition, *, timeout_s: float, what: str) -> None:
+    """Look again and again until ``condition()`` is true. Raises AssertionError with ``what`` after ``timeout_s``."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"after {timeout_s} s still not: {what}")
+        time.sleep(0.1)

@@ -1,0 +1,54 @@
+"""The actor's class, without Ray: bytes in, bytes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.router.actor import RouterCore
+from octavo.worker.messages import Registry, RouteDecisions, RouteQueries
+from octavo.worker.wire import WireError, pack, unpack
+
+
+async def test_reports_make_a_registry_with_handles_and_routes(new_leader: Any, asker: Any) -> None:
+    core, leader = RouterCore(), new_leader("a", generation=7)
+    assert await core.report(pack(leader.report()), "handle of a") is True
+    leader.tell_snapshot()
+    assert await core.report(pack(leader.report()), "handle of a") is False
+    packed, handles = await core.registry()
+    (entry,) = unpack(packed, Registry).entries
+    assert (entry.group, entry.generation, handles) == ("a", 7, ["handle of a"])
+    query = asker.query([1] * 20)
+    (decision,) = unpack(await core.route(pack(RouteQueries("g", (query,)))), RouteDecisions).decisions
+    assert (decision.request_id, decision.group, decision.generation) == (query.request_id, "a", 7)
+    assert (await core.explain(1))[0]["group"] == "a"
+    assert await core.health() is True
+
+
+async def test_a_void_generation_does_not_take_the_handle(new_leader: Any) -> None:
+    core = RouterCore()
+    for generation, handle in ((8, "new"), (7, "old")):
+        await core.report(pack(new_leader("a", generation=generation).report()), handle)
+    assert (await core.registry())[1] == ["new"]
+
+
+async def test_metrics_come_from_all_that_were_heard(new_leader: Any) -> None:
+    core = RouterCore()
+    await core.report(pack(new_leader("a").report()), None)
+    await core.report_gateway("g1", "octavo_requests 1\n")
+    await core.report_gateway("g1", "")
+    metrics = await core.cluster_metrics()
+    assert metrics["gateway:g1"] == "octavo_requests 1\n"
+    assert "octavo_router_groups" in metrics["router"]
+
+
+async def test_bytes_that_are_no_message_disturb_nothing(new_leader: Any) -> None:
+    core = RouterCore()
+    await core.report(pack(new_leader("a").report()), None)
+    for broken in (b"", b"\xc1", pack(RouteQueries("g", ()))[:-1]):
+        with pytest.raises(WireError):
+            await core.route(broken)
+        with pytest.raises(WireError):
+            await core.report(broken, None)
+    assert len(unpack((await core.registry())[0], Registry).entries) == 1

@@ -1,0 +1,225 @@
+"""Llama (Touvron et al. 2023) over paged KV: the whole transformer on one page, without a word about ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...kernels.backend import Kernels
+from ..collectives import Collectives
+from .config import ModelConfig, RopeConfig, RopeType
+from .layers import (
+    ColumnParallelLinear,
+    Layer,
+    ParallelHead,
+    Placement,
+    RMSNorm,
+    RowParallelLinear,
+    Rows,
+    VocabParallelEmbedding,
+)
+from .partition import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A ragged batch of S sequences with T new tokens, on the model's device; all integers int32."""
+
+    token_ids: Tensor
+    """[T]"""
+    positions: Tensor
+    """[T]"""
+    slot_mapping: Tensor
+    """[T] where each token's K and V go: block * block_size + offset."""
+    block_tables: Tensor
+    """[S, max_blocks]"""
+    seq_lens: Tensor
+    """[S] tokens before this step plus new ones."""
+    query_start_loc: Tensor
+    """[S + 1]"""
+    max_query_len: int
+    max_seq_len: int
+
+
+class Attention:
+    """Grouped-query attention (Ainslie et al. 2023) with rotary positions against the paged cache."""
+
+    def __init__(
+        self,
+        prefix: str,
+        config: ModelConfig,
+        owned: Partition,
+        placement: Placement,
+        group: Collectives,
+        kernels: Kernels,
+    ) -> None:
+        dim = config.head_dim
+        query = Rows(f"{prefix}.q_proj.weight", config.num_query_heads * dim, _scaled(owned.query_heads, dim))
+        key = Rows(f"{prefix}.k_proj.weight", config.num_kv_heads * dim, _scaled(owned.kv_heads, dim))
+        value = Rows(f"{prefix}.v_proj.weight", config.num_kv_heads * dim, _scaled(owned.kv_heads, dim))
+        self.qkv = ColumnParallelLinear([query, key, value], config.hidden_size, placement)
+        self.out = RowParallelLinear(
+            f"{prefix}.o_proj.weight", query.total, query.owned, config.hidden_size, placement, group
+        )
+        self._kernels = kernels
+        self._heads = [len(owned.query_heads), len(owned.kv_heads), len(owned.kv_heads)]
+        self._head_dim = dim
+        self._scale = 1 / math.sqrt(dim)
+
+    def __call__(self, x: Tensor, kv: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
+        """``x [T, hidden] -> [T, hidden]``; ``kv`` is this layer's cache, [2, blocks, heads, block_size, head_dim]."""
+        kernels = self._kernels
+        query, key, value = torch.split(self.qkv(x).view(len(x), -1, self._head_dim), self._heads, dim=1)
+        query, key = kernels.rotary(query, key, batch.positions, cos_sin)
+        keys, values = kv[0], kv[1]
+        kernels.write_kv(key, value, keys, values, batch.slot_mapping)
+        attended = kernels.paged_attention(
+            query,
+            keys,
+            values,
+            batch.block_tables,
+            batch.seq_lens,
+            batch.query_start_loc,
+            scale=self._scale,
+            max_query_len=batch.max_query_len,
+            max_seq_len=batch.max_seq_len,
+        )
+        return self.out(attended.reshape(len(x), -1))
+
+
+class MLP:
+    """SwiGLU (Shazeer 2020)."""
+
+    def __init__(
+        self,
+        prefix: str,
+        config: ModelConfig,
+        owned: Partition,
+        placement: Placement,
+        group: Collectives,
+        kernels: Kernels,
+    ) -> None:
+        columns, total = owned.mlp_columns, config.intermediate_size
+        matrices = [Rows(f"{prefix}.{name}.weight", total, columns) for name in ("gate_proj", "up_proj")]
+        self.gate_up = ColumnParallelLinear(matrices, config.hidden_size, placement)
+        self.down = RowParallelLinear(
+            f"{prefix}.down_proj.weight", total, columns, config.hidden_size, placement, group
+        )
+        self._silu_mul = kernels.silu_mul
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self._silu_mul(self.gate_up(x)))
+
+
+class Block:
+    """One transformer layer: attention and MLP, each behind a norm that also adds up the residual."""
+
+    def __init__(
+        self,
+        prefix: str,
+        config: ModelConfig,
+        owned: Partition,
+        placement: Placement,
+        group: Collectives,
+        kernels: Kernels,
+    ) -> None:
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(f"{prefix}.input_layernorm.weight", size, eps, placement)
+        self.attention = Attention(f"{prefix}.self_attn", config, owned, placement, group, kernels)
+        self.mlp_norm = RMSNorm(f"{prefix}.post_attention_layernorm.weight", size, eps, placement)
+        self.mlp = MLP(f"{prefix}.mlp", config, owned, placement, group, kernels)
+
+    def layers(self) -> Iterator[Layer]:
+        yield from (self.input_norm, self.attention.qkv, self.attention.out)
+        yield from (self.mlp_norm, self.mlp.gate_up, self.mlp.down)
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, kv: Tensor, cos_sin: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.input_norm(x, residual)
+        x = self.attention(x, kv, cos_sin, batch)
+        x, residual = self.mlp_norm(x, residual)
+        return self.mlp(x), residual
+
+
+class Llama:
+    """A Llama-type language model, this rank's share of it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        shares: tuple[Partition, ...],
+        placement: Placement,
+        group: Collectives,
+        kernels: Kernels,
+        max_positions: int,
+    ) -> None:
+        owned = shares[group.rank]
+        table = "model.embed_tokens.weight"
+        self.embedding = VocabParallelEmbedding(
+            Rows(table, config.vocab_size, owned.vocabulary), config.hidden_size, placement, group
+        )
+        self.blocks = [
+            Block(f"model.layers.{index}", config, owned, placement, group, kernels)
+            for index in range(config.num_layers)
+        ]
+        self.norm = RMSNorm("model.norm.weight", config.hidden_size, config.rms_norm_eps, placement)
+        self.head = ParallelHead(
+            Rows("lm_head.weight", config.vocab_size, owned.vocabulary),
+            [len(share.vocabulary) for share in shares],
+            config.hidden_size,
+            placement,
+            group,
+            tied=self.embedding if config.tie_word_embeddings else None,
+        )
+        self.cos_sin = rotary_table(config.rope, config.head_dim, max_positions).to(placement.device)
+
+    def layers(self) -> Iterator[Layer]:
+        """Everything with weights, in the order of the computation."""
+        yield self.embedding
+        for block in self.blocks:
+            yield from block.layers()
+        yield from (self.norm, self.head)
+
+    def hidden(self, batch: Batch, kv_caches: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """What the last layer gives and the residual to add to it, each ``[T, hidden]``; writes the KV of the batch."""
+        x, residual = self.embedding(batch.token_ids), None
+        for block, kv in zip(self.blocks, kv_caches, strict=True):
+            x, residual = block(x, residual, kv, self.cos_sin, batch)
+        assert residual is not None
+        return x, residual
+
+    def logits(self, x: Tensor, residual: Tensor) -> Tensor | None:
+        """float32 ``[R, vocabulary]`` on rank 0 of ``[R, hidden]``; None on the others."""
+        return self.head(self.norm(x, residual)[0])
+
+
+def rotary_table(rope: RopeConfig, head_dim: int, max_positions: int) -> Tensor:
+    """float32 ``[max_positions, head_dim]``: the cosines of each position's angles, then the sines."""
+    angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), _frequencies(rope, head_dim))
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def _frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rope.type is RopeType.DEFAULT:
+        return frequencies
+    if rope.type is RopeType.LINEAR:
+        return frequencies / rope.factor
+    return _llama3_frequencies(rope, frequencies)
+
+
+def _llama3_frequencies(rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    """Long waves are stretched by the factor, short ones kept, those between blended (Llama 3.1, ``apply_scaling``)."""
+    turns = rope.original_max_positions * frequencies / (2 * math.pi)
+    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return kept * frequencies + (1 - kept) * frequencies / rope.factor
+
+
+def _scaled(run: range, factor: int) -> range:
+    return range(run.start * factor, run.stop * factor)

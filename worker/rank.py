@@ -1,0 +1,130 @@
+"""Rank: one worker's device, shard and KV blocks; on rank 0 also the engine. No Ray here.
+
+A rank comes up in one call of ``load``, which all ranks of a group make at the same time: they meet, read their slices
+of the weights, agree on the number of KV blocks, and run the worst step that can come, so that what fails fails now.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..kernels.backend import Kernels, select_kernels
+from .checkpoint.store import resolve_model
+from .collectives import Collectives, Rendezvous, SingleProcess, TorchDistributed
+from .engine import Engine
+from .errors import ConfigurationError
+from .executor import Executor
+from .memory import KvBudget, Ledger, run_worst_case_step, size_kv_cache
+from .messages import SequenceUpdate
+from .model.config import ModelConfig
+from .model.dtype import choose_dtype
+from .model_runner import ModelRunner, follow
+from .routing_hash import RoutingHasher
+from .scheduler import Scheduler, SchedulerLimits
+from .spec import WorkerSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRank:
+    """A rank that is ready to compute."""
+
+    runner: ModelRunner
+    collectives: Collectives
+    kernels: Kernels
+    num_blocks: int
+    max_model_len: int
+    ledger: Ledger
+
+
+def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = logger.info) -> LoadedRank:
+    """Bring up rank ``meeting.rank``. Raises ConfigurationError in one sentence for what cannot work."""
+    model_dir = resolve_model(spec.model, cache_dir=spec.cache_dir, report=report).path
+    config = ModelConfig.from_folder(model_dir)
+    device = torch.device(spec.device)
+    dtype = choose_dtype(spec.dtype, config, device)
+    kernels = select_kernels(device)
+    collectives: Collectives = TorchDistributed(meeting, device) if meeting.size > 1 else SingleProcess()
+    max_model_len = context_length(spec, config)
+    started = time.monotonic()
+    runner = ModelRunner.load(
+        model_dir,
+        rank=meeting.rank,
+        size=meeting.size,
+        device=device,
+        dtype=dtype,
+        collectives=collectives,
+        block_size=spec.block_size,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        kernels=kernels,
+    )
+    report(f"rank {meeting.rank}: weights loaded in {time.monotonic() - started:.1f} s")
+    ledger = size_kv_cache(runner, kv_budget(spec))
+    num_blocks = collectives.minimum(ledger.num_blocks)
+    runner.allocate_kv(num_blocks)
+    started = time.monotonic()
+    run_worst_case_step(runner)
+    report(f"rank {meeting.rank}: worst-case step in {time.monotonic() - started:.1f} s\n{ledger.table()}")
+    return LoadedRank(runner, collectives, kernels, num_blocks, max_model_len, ledger)
+
+
+def context_length(spec: WorkerSpec, config: ModelConfig) -> int:
+    """Tokens of a sequence. Raises ConfigurationError when more are asked for than the model was made for."""
+    limit = config.max_position_embeddings
+    wanted = spec.max_model_len
+    if wanted is not None and wanted > limit:
+        raise ConfigurationError(f"--max-model-len: the model's context is {limit} tokens, got {wanted}")
+    return limit if wanted is None else wanted
+
+
+def kv_budget(spec: WorkerSpec) -> KvBudget:
+    """What the settings say about the memory for KV blocks."""
+    return KvBudget(
+        kv_cache_memory_bytes=spec.kv_cache_memory_bytes,
+        gpu_memory_utilization=spec.gpu_memory_utilization,
+        num_blocks_override=spec.num_gpu_blocks_override,
+        num_ranks_on_machine=spec.num_ranks_on_machine,
+    )
+
+
+def scheduler_of(spec: WorkerSpec, loaded: LoadedRank) -> Scheduler:
+    """The scheduler of a group whose leader is ``loaded``."""
+    limits = SchedulerLimits(
+        num_blocks=loaded.num_blocks,
+        block_size=spec.block_size,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_model_len=loaded.max_model_len,
+        enable_prefix_caching=spec.enable_prefix_caching,
+    )
+    return Scheduler(limits, RoutingHasher(spec.routing_key, spec.block_size))
+
+
+def executor_of(loaded: LoadedRank) -> Executor:
+    return Executor(loaded.runner, loaded.collectives, loaded.kernels)
+
+
+def engine_of(
+    spec: WorkerSpec, loaded: LoadedRank, executor: Executor, emit: Callable[[str, SequenceUpdate], None]
+) -> Engine:
+    """The engine of a group whose leader is ``loaded``."""
+    return Engine(scheduler_of(spec, loaded), executor, clock=time.monotonic, emit=emit)
+
+
+def run_follower(loaded: LoadedRank, heard: Callable[[], None]) -> None:
+    """Ranks 1 …: carry out the leader's plans until it shuts down. Raises RuntimeError when it is gone."""
+    follow(loaded.runner, loaded.collectives, heard=heard)
+
+
+def load_alone(model_dir: Path, spec: WorkerSpec) -> LoadedRank:
+    """One rank in this process, without Ray: for tests, benchmarks and GPU scripts."""
+    return load(spec, Rendezvous("127.0.0.1", 0, 0, 1))
