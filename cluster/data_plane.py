@@ -15,7 +15,15 @@ from dataclasses import dataclass, field, replace
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from ..worker.errors import Unavailable
-from ..worker.messages import Branch, FinishReason, GroupEntry, Request, RouteDecision, RouteQuery
+from ..worker.messages import (
+    Branch,
+    FinishReason,
+    GroupEntry,
+    Request,
+    RouteDecision,
+    RouteQuery,
+    SequenceUpdate,
+)
 from ..worker.routing_hash import RoutingHasher
 from .api.metrics import merge_metrics
 from .api.service import GenerationRequest, Readiness, Route, TokenDelta
@@ -80,7 +88,8 @@ class ClusterService:
 
     async def start(self, request: GenerationRequest) -> ClusterGeneration:
         """Route and submit. Raises Unavailable when no group can take the request in time."""
-        generation = ClusterGeneration(self, self._to_wire(request), request.session_id)
+        end = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
+        generation = ClusterGeneration(self, self._to_wire(request), request.session_id, end)
         await generation.place()
         return generation
 
@@ -211,10 +220,12 @@ class ClusterGeneration:
     service: ClusterService
     request: Request
     session_id: str | None
+    deadline_s: float | None
+    """On the event loop's clock."""
     output: list[int] = field(default_factory=list)
     dead: tuple[int, ...] = ()
     placement: Placement | None = None
-    num_cached_tokens: int | None = None
+    cached_told: bool = False
 
     @property
     def route(self) -> Route:
@@ -237,18 +248,23 @@ class ClusterGeneration:
                         return
             except GroupLost:
                 if (error := await self._move()) is not None:
-                    yield TokenDelta((), FinishReason.ERROR, self.num_cached_tokens, error)
+                    yield TokenDelta((), FinishReason.ERROR, None, error)
                     return
 
     async def _from_group(self) -> AsyncIterator[TokenDelta]:
         placement = self._placed()
         async for update in placement.stream.updates():
             self.output.extend(update.token_ids)
-            if self.num_cached_tokens is None:
-                self.num_cached_tokens = update.num_cached_tokens
             if update.finish_reason is not None:
                 placement.client.forget(self.request.request_id)
-            yield TokenDelta(update.token_ids, update.finish_reason, self.num_cached_tokens, update.error)
+            yield TokenDelta(update.token_ids, update.finish_reason, self._cached_once(update), update.error)
+
+    def _cached_once(self, update: SequenceUpdate) -> int | None:
+        """Cached tokens go with the first delta; those of a later group would count a prompt twice."""
+        if self.cached_told:
+            return None
+        self.cached_told = update.num_cached_tokens is not None
+        return update.num_cached_tokens
 
     async def _move(self) -> str | None:
         """Go on at another group; why not, when that fails."""
@@ -257,13 +273,22 @@ class ClusterGeneration:
             return f"{len(self.dead)} worker groups were lost while they worked on this request"
         self.service.counters.num_failovers += 1
         self.request = replace(
-            self.request, branches=(Branch(0, tuple(self.output)),), attempt=self.request.attempt + 1
+            self.request,
+            branches=(Branch(0, tuple(self.output)),),
+            attempt=self.request.attempt + 1,
+            timeout_s=self._remaining_s(),
         )
         try:
             await self.place()
         except Unavailable as error:
             return str(error)
         return None
+
+    def _remaining_s(self) -> float | None:
+        """What is left of the request's time."""
+        if self.deadline_s is None:
+            return None
+        return max(0.0, self.deadline_s - asyncio.get_running_loop().time())
 
     def _placed(self) -> Placement:
         if self.placement is None:

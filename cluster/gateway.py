@@ -50,7 +50,7 @@ class Gateway:
         return resolve_model(plan.model, cache_dir=plan.config.cache_dir, report=logger.info).path
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        app = build_app(self._service, self._text, self._info, metrics=self._metrics)
+        app = build_app(self._service, self._text, self._info, metrics=self._metrics, answers_request_id=False)
         app.router.lifespan_context = self._lifespan
         return app
 

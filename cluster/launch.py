@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -25,12 +26,15 @@ from .local_ray import (
     ray_environment,
     scratch_folder,
     set_environment,
-    stop_signals,
 )
 from .phases import Phases
+from .plan import NAMESPACE, ServePlan
 from .preflight import check_model
 
 POLL_S = 0.2
+
+_LAST_CONFIGURATION_ERROR = re.compile(r"^(?:[\w.]+\.)?ConfigurationError: (.+)$", re.MULTILINE)
+_LAST_ERROR = re.compile(r"^((?:[\w.]+\.)?\w+(?:Error|Exception): .+)$", re.MULTILINE)
 
 
 class StartFailed(OctavoError):
@@ -50,7 +54,8 @@ def serve(config: ServeConfig) -> None:
     adopt_orphans()
     with no_process_left(), scratch_folder() as scratch:
         set_environment(ray_environment(read_environment(), scratch))
-        stop = _stop_event()
+        stop = threading.Event()
+        _stop_on_signals(stop)
         with _ray(config, phases), _application(config, phases, stop) as url:
             if not stop.is_set():
                 phases.ready(url, config.served_model_name or resolved.served_name)
@@ -72,18 +77,21 @@ def _with_port(config: ServeConfig) -> ServeConfig:
     return config
 
 
-def _stop_event() -> threading.Event:
-    """Set by the first SIGINT or SIGTERM. The second ends the process at once."""
-    stop = threading.Event()
+def _stop_on_signals(stop: threading.Event) -> None:
+    """The first SIGINT or SIGTERM sets ``stop``; the second ends the process at once.
+
+    Ray installs a handler of its own in ``ray.init`` that prints a stack and lets an alarm kill the process after three
+    seconds; so this is called again after it.
+    """
 
     def on_signal(number: int, _: Any) -> None:
+        signal.alarm(0)
         if stop.is_set():
             raise SystemExit(128 + number)
         stop.set()
 
-    for number in stop_signals():
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
-    return stop
 
 
 @contextlib.contextmanager
@@ -101,7 +109,7 @@ def _ray(config: ServeConfig, phases: Phases) -> Iterator[None]:
 
 
 def _ray_options(config: ServeConfig) -> dict[str, Any]:
-    common = {"namespace": "octavo", "logging_level": logging.ERROR, "log_to_driver": config.log_level == "debug"}
+    common = {"namespace": NAMESPACE, "logging_level": logging.ERROR, "log_to_driver": config.log_level == "debug"}
     if config.address:
         return {"address": config.address, **common}
     num_ranks = (config.replicas or 2) * config.tensor_parallel_size
@@ -121,14 +129,16 @@ def _application(config: ServeConfig, phases: Phases, stop: threading.Event) -> 
     from ray import serve as ray_serve
     from ray.serve.config import HTTPOptions
 
-    from .application import bind, make_plan
+    from .application import make_plan
 
+    _stop_on_signals(stop)
+    logging.getLogger("ray.serve").setLevel(logging.DEBUG if config.log_level == "debug" else logging.WARNING)
     plan = make_plan(config)
     with phases.phase("starting Serve"):
         ray_serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=config.host, port=config.port))
     try:
         with phases.phase(f"bringing up {plan.num_ranks} workers in {plan.config.replicas} groups on {plan.device}"):
-            ray_serve.run(bind(plan), name=config.app_name, route_prefix=config.route_prefix, blocking=False)
+            _deploy(plan)
             _wait_until_ready(plan.router_name, plan.config, stop)
         yield f"http://{config.host}:{config.port}{config.route_prefix.rstrip('/')}"
     finally:
@@ -138,14 +148,36 @@ def _application(config: ServeConfig, phases: Phases, stop: threading.Event) -> 
             ray_serve.shutdown()
 
 
+def _deploy(plan: ServePlan) -> None:
+    """Raises ConfigurationError or StartFailed with what a replica said when it could not start."""
+    from ray import serve as ray_serve
+
+    from .application import bind
+
+    config = plan.config
+    try:
+        ray_serve.run(bind(plan), name=config.app_name, route_prefix=config.route_prefix, blocking=False)
+    except RuntimeError as error:
+        application = ray_serve.status().applications.get(config.app_name)
+        messages = [deployment.message for deployment in application.deployments.values()] if application else []
+        raise start_failure("\n".join([str(error), *messages])) from None
+
+
+def start_failure(text: str) -> OctavoError:
+    """The error that ``text``, which holds tracebacks of other processes, ends in."""
+    mendable = _LAST_CONFIGURATION_ERROR.findall(text)
+    if mendable:
+        return ConfigurationError(mendable[-1])
+    others = _LAST_ERROR.findall(text)
+    return StartFailed(f"the cluster did not come up: {others[-1] if others else text.strip()}")
+
+
 def _wait_until_ready(router_name: str, config: ServeConfig, stop: threading.Event) -> None:
     """All worker groups are in the router's registry."""
     import ray
 
     from ..worker.messages import Registry
     from ..worker.wire import unpack
-    from .plan import NAMESPACE
-
     end = time.monotonic() + config.startup_timeout_s
     router = ray.get_actor(router_name, NAMESPACE)
     while not stop.is_set():

@@ -7,11 +7,9 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import socket
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -23,14 +21,6 @@ OBJECT_STORE_BYTES = 100 * 1024 * 1024
 
 LEFTOVER_S = 10.0
 """How long processes may take to end by themselves when Ray has been shut down."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProxyPorts:
-    """Ports that Serve's HAProxy listens on beside the API's."""
-
-    metrics: int
-    stats: int
 
 
 def free_ports(count: int) -> list[int]:
@@ -99,11 +89,6 @@ def adopt_orphans() -> None:
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-
-
-def stop_signals() -> list[signal.Signals]:
-    """What ends a server in order."""
-    return [signal.SIGINT, signal.SIGTERM]
 
 
 def set_environment(values: dict[str, str]) -> None:

@@ -6,6 +6,9 @@ Gimelshein 2018; Dao 2022). A sequence with many query tokens is bound by arithm
 torch's blocked attention does the rest.
 """
 
+# Kernels are compiled by their own type systems.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
 from __future__ import annotations
 
 import functools
@@ -30,7 +33,7 @@ _f32 = np.float32
 
 
 @helper
-def _score(query, key, scores, column):  # type: ignore[no-untyped-def]
+def _score(query, key, scores, column):
     for g in range(query.shape[0]):
         dot = _f32(0)
         for d in range(key.size):
@@ -39,7 +42,7 @@ def _score(query, key, scores, column):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _soften(scores, num_keys, largest, total, attended):  # type: ignore[no-untyped-def]
+def _soften(scores, num_keys, largest, total, attended):
     """Turns a tile's scores into weights relative to the largest so far; rescales what was summed before."""
     for g in range(scores.shape[0]):
         new_largest = largest[g]
@@ -58,40 +61,56 @@ def _soften(scores, num_keys, largest, total, attended):  # type: ignore[no-unty
 
 
 @helper
-def _accumulate(attended, value, weights, column):  # type: ignore[no-untyped-def]
+def _accumulate(attended, value, weights, column):
     for g in range(attended.shape[0]):
         weight = weights[g, column]
         for d in range(value.size):
             attended[g, d] += weight * value[d]
 
 
+@helper
+def _attend(query, keys_at, values_at, table, head, heads, block_size, num_keys, group, head_dim, out):
+    """One query position: query (scaled) and out ``[group, head_dim]``; table ``[max_blocks]``."""
+    scores = np.empty((group, TILE), _f32)
+    attended = np.zeros((group, head_dim), _f32)
+    largest = np.full(group, _f32(-1e30))
+    total = np.zeros(group, _f32)
+    for start in range(0, num_keys, TILE):
+        size = min(TILE, num_keys - start)
+        for j in range(size):
+            block, offset = table[(start + j) // block_size], (start + j) % block_size
+            at = 4 * head_dim * ((block * heads + head) * block_size + offset)
+            _score(query, carray(pointer(keys_at + at), (head_dim,), _f32), scores, j)
+        _soften(scores, size, largest, total, attended)
+        for j in range(size):
+            block, offset = table[(start + j) // block_size], (start + j) % block_size
+            at = 4 * head_dim * ((block * heads + head) * block_size + offset)
+            _accumulate(attended, carray(pointer(values_at + at), (head_dim,), _f32), scores, j)
+    for g in range(group):
+        for d in range(head_dim):
+            out[g, d] = attended[g, d] / total[g]
+
+
 @functools.cache
 def _build_short(head_dim: int, group: int, parallel: bool) -> Kernel:
     """The kernel for one head size and group: constants let LLVM unroll the inner loops."""
 
-    @helper
-    def attend(query, keys_at, values_at, table, head, heads, block_size, num_keys, out):  # type: ignore[no-untyped-def]
-        """One query position: query (scaled) and out ``[group, head_dim]``; table ``[max_blocks]``."""
-        scores = np.empty((group, TILE), _f32)
-        attended = np.zeros((group, head_dim), _f32)
-        largest = np.full(group, _f32(-1e30))
-        total = np.zeros(group, _f32)
-        for start in range(0, num_keys, TILE):
-            size = min(TILE, num_keys - start)
-            for j in range(size):
-                block, offset = table[(start + j) // block_size], (start + j) % block_size
-                at = 4 * head_dim * ((block * heads + head) * block_size + offset)
-                _score(query, carray(pointer(keys_at + at), (head_dim,), _f32), scores, j)
-            _soften(scores, size, largest, total, attended)
-            for j in range(size):
-                block, offset = table[(start + j) // block_size], (start + j) % block_size
-                at = 4 * head_dim * ((block * heads + head) * block_size + offset)
-                _accumulate(attended, carray(pointer(values_at + at), (head_dim,), _f32), scores, j)
-        for g in range(group):
-            for d in range(head_dim):
-                out[g, d] = attended[g, d] / total[g]
-
-    def short(q_at, q_stride, k_at, v_at, tables_at, lens_at, starts_at, out_at, seqs, heads, block_size, max_blocks, scale, threads):  # type: ignore[no-untyped-def]  # noqa: E501
+    def short(
+        q_at,
+        q_stride,
+        k_at,
+        v_at,
+        tables_at,
+        lens_at,
+        starts_at,
+        out_at,
+        seqs,
+        heads,
+        block_size,
+        max_blocks,
+        scale,
+        threads,
+    ):
         seq_lens = carray(pointer(lens_at), (seqs,), np.int32)
         starts = carray(pointer(starts_at), (seqs + 1,), np.int32)
         workers = threads if parallel else 1
@@ -111,7 +130,7 @@ def _build_short(head_dim: int, group: int, parallel: bool) -> Kernel:
                             query[g, d] = source[g, d] * _f32(scale)
                     num_keys = np.int64(seq_lens[seq]) - (end - 1 - row)
                     out = carray(pointer(out_at + 4 * row * heads * group * head_dim + at), (group, head_dim), _f32)
-                    attend(query, k_at, v_at, table, head, heads, block_size, num_keys, out)
+                    _attend(query, k_at, v_at, table, head, heads, block_size, num_keys, group, head_dim, out)
 
     return compile_kernel(short, parallel=parallel)
 
@@ -178,12 +197,18 @@ def _attend_short(
 
 
 def _attend_long(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Attention of one sequence's last n tokens: query ``[n, num_query_heads, D]``, K and V ``[num_kv_heads, len, D]``."""
+    """One sequence's last n tokens: query ``[n, num_query_heads, D]``, K and V ``[num_kv_heads, len, D]``."""
     num_queries, num_keys = query.shape[0], keys.shape[1]
     whole = num_queries == num_keys
     # torch's causal flag counts from the first key, ours from the last: with cached tokens before, it takes a mask.
     mask = None if whole else query.new_full((num_queries, num_keys), -torch.inf).triu_(num_keys - num_queries + 1)
     attended = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
+        query.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=mask,
+        is_causal=whole,
+        scale=scale,
+        enable_gqa=True,
     )
     return attended[0].transpose(0, 1)

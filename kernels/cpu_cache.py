@@ -1,5 +1,8 @@
 """Writing K and V to the paged cache, and copying blocks, on CPUs."""
 
+# Kernels are compiled by their own type systems.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
 from __future__ import annotations
 
 import numpy as np
@@ -14,7 +17,7 @@ _f32 = np.float32
 
 
 @helper
-def _copy_row(source_at, target_at, size):  # type: ignore[no-untyped-def]
+def _copy_row(source_at, target_at, size):
     source = carray(pointer(source_at), (size,), _f32)
     target = carray(pointer(target_at), (size,), _f32)
     for i in range(size):
@@ -22,7 +25,21 @@ def _copy_row(source_at, target_at, size):  # type: ignore[no-untyped-def]
 
 
 def _build_write_kv(parallel: bool) -> Kernel:
-    def write_kv(k_at, k_stride, v_at, v_stride, k_cache_at, v_cache_at, slots_at, slot_words, rows, heads, block_size, size, threads):  # type: ignore[no-untyped-def]  # noqa: E501
+    def write_kv(
+        k_at,
+        k_stride,
+        v_at,
+        v_stride,
+        k_cache_at,
+        v_cache_at,
+        slots_at,
+        slot_words,
+        rows,
+        heads,
+        block_size,
+        size,
+        threads,
+    ):
         # Slots are read as int32: of an int64 the low word, which on the little-endian machines that we run on comes
         # first, holds any slot below 2^31 and -1 alike.
         slots = carray(pointer(slots_at), (rows * slot_words,), np.int32)

@@ -3,6 +3,9 @@
 Other dtypes take the torch reference. Rows may lie apart (a slice of a fused projection); a row itself is contiguous.
 """
 
+# Kernels are compiled by their own type systems.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
 from __future__ import annotations
 
 import math
@@ -19,13 +22,13 @@ _f32 = np.float32
 
 
 @helper
-def _add(total, x):  # type: ignore[no-untyped-def]
+def _add(total, x):
     for i in range(total.size):
         total[i] += x[i]
 
 
 @helper
-def _norm_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
+def _norm_row(x, weight, eps, out):
     squares = _f32(0)
     for i in range(x.size):
         squares += x[i] * x[i]
@@ -35,7 +38,7 @@ def _norm_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _rotate(low, high, cos, sin):  # type: ignore[no-untyped-def]
+def _rotate(low, high, cos, sin):
     for i in range(low.size):
         a, b = low[i], high[i]
         low[i] = a * cos[i] - b * sin[i]
@@ -43,13 +46,13 @@ def _rotate(low, high, cos, sin):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _silu_mul_row(gate, up, out):  # type: ignore[no-untyped-def]
+def _silu_mul_row(gate, up, out):
     for i in range(out.size):
         out[i] = gate[i] / (_f32(1) + fast_exp(min(-gate[i], _f32(87)))) * up[i]
 
 
 def _build_rms_norm(parallel: bool) -> Kernel:
-    def rms_norm(x_at, x_stride, weight_at, residual_at, residual_stride, out_at, rows, width, eps, threads):  # type: ignore[no-untyped-def]
+    def rms_norm(x_at, x_stride, weight_at, residual_at, residual_stride, out_at, rows, width, eps, threads):
         weight = carray(pointer(weight_at), (width,), _f32)
         workers = threads if parallel else 1
         for worker in prange(workers):
@@ -67,7 +70,9 @@ def _build_rms_norm(parallel: bool) -> Kernel:
 
 
 def _build_rotary(parallel: bool) -> Kernel:
-    def rotary(q_at, q_stride, q_heads, k_at, k_stride, k_heads, positions_at, position_words, table_at, rows, half, threads):  # type: ignore[no-untyped-def]  # noqa: E501
+    def rotary(
+        q_at, q_stride, q_heads, k_at, k_stride, k_heads, positions_at, position_words, table_at, rows, half, threads
+    ):
         positions = carray(pointer(positions_at), (rows * position_words,), np.int32)
         workers = threads if parallel else 1
         for worker in prange(workers):
@@ -88,7 +93,7 @@ def _build_rotary(parallel: bool) -> Kernel:
 
 
 def _build_silu_mul(parallel: bool) -> Kernel:
-    def silu_mul(gate_up_at, stride, out_at, rows, width, threads):  # type: ignore[no-untyped-def]
+    def silu_mul(gate_up_at, stride, out_at, rows, width, threads):
         workers = threads if parallel else 1
         for worker in prange(workers):
             for row in range(worker, rows, workers):

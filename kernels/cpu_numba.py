@@ -2,14 +2,19 @@
 
 A step of a small model calls some two hundred kernels, so a call must cost microseconds:
 
-* A kernel takes ``tensor.data_ptr()`` and makes the array inside: an array argument costs a microsecond, an integer 50 ns.
+* A kernel takes ``tensor.data_ptr()`` and makes the array inside: an array argument costs a microsecond, an integer
+  50 ns.
 * Each kernel is built twice. The serial build touches no thread pool and is used for small work and for one thread. The
   parallel build divides rows over ``workers``, each taking every ``workers``-th, so that long and short rows mix.
 
-Compiled code is cached on disk (``NUMBA_CACHE_DIR``). numba's cache keys know a kernel's own source file and the
-variables that it closes over, but neither its compile options nor the helpers that it calls: therefore each build closes
-over ``parallel``, and a change to the helpers of this file needs a fresh cache folder.
+Compiled code is cached on disk (``NUMBA_CACHE_DIR``). numba's cache keys know a kernel's own source file and the values
+that it closes over, but neither its compile options nor the helpers that it calls. Therefore each build closes over
+``parallel``; kernels close over no compiled function (those never compare equal in another process); and a change to
+the helpers of this file needs a fresh cache folder.
 """
+
+# Kernels are compiled by their own type systems.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
 
@@ -51,13 +56,17 @@ def helper(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def claim_threads() -> int:
-    """torch's thread count for this thread, which numba's parallel kernels are then limited to as well."""
-    num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-    numba.set_num_threads(num_threads)
+    """torch's thread count, to which numba's parallel kernels called from this thread are then limited as well."""
+    num_threads: int = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    if num_threads > 1:
+        numba.set_num_threads(num_threads)
+        # Starting numba's pool, at the first call, sets OpenMP's thread count, which is torch's as well, to the pool's.
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
     return num_threads
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def pointer(typing_context: Any, address: Any) -> Any:
     """The address as a void pointer, for ``numba.carray``."""
 
@@ -67,7 +76,7 @@ def pointer(typing_context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def float_of_bits(typing_context: Any, bits: Any) -> Any:
     """The float32 with these 32 bits."""
 
@@ -78,7 +87,7 @@ def float_of_bits(typing_context: Any, bits: Any) -> Any:
 
 
 @helper
-def fast_exp(x):  # type: ignore[no-untyped-def]
+def fast_exp(x):
     """float32 ``exp`` for x <= 88, to 2 units in the last place; below -87 about 1e-38.
 
     A polynomial of degree 6 on [-ln2/2, ln2/2] (Cephes, Moshier 1989) times a power of two: unlike a call into the C

@@ -1,9 +1,12 @@
 """Sampling on CPUs: one pass over a row's logits where nothing is filtered.
 
-The same numbers as ``reference.sample``, with most logarithms left out. Token v wins with ``x - log(-log(u))`` above the
-best so far only if ``-log(u) < exp(x - best)``; and ``-log(u) >= 1 - u``. So tokens with ``1 - u`` above that bound are
+The same numbers as ``reference.sample``, with most logarithms left out. Token v wins with ``x - log(-log(u))`` above
+the best so far only if ``-log(u) < exp(x - best)``; and ``-log(u) >= 1 - u``. So tokens with ``1 - u`` above that bound are
 dismissed, in vector instructions, and about ten in a row of 50,000 need their logarithms.
 """
+
+# Kernels are compiled by their own type systems.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
 
@@ -31,20 +34,20 @@ _MARGIN = _f32(1.001)
 
 
 @helper
-def _mix(x):  # type: ignore[no-untyped-def]
+def _mix(x):
     x = (x ^ (x >> _u64(30))) * _MIX_1
     x = (x ^ (x >> _u64(27))) * _MIX_2
     return x ^ (x >> _u64(31))
 
 
 @helper
-def _uniform(key, token):  # type: ignore[no-untyped-def]
+def _uniform(key, token):
     bits = _mix(key + _u64(token) * _GAMMA)
     return (np.float64(np.int64(bits >> _u64(12))) + 0.5) * 2.0**-52
 
 
 @helper
-def _largest(logits):  # type: ignore[no-untyped-def]
+def _largest(logits):
     largest = _f32(-np.inf)
     for token in range(logits.size):
         # Not max(): this form is recognised as a reduction and vectorised.
@@ -54,7 +57,7 @@ def _largest(logits):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _greedy(logits):  # type: ignore[no-untyped-def]
+def _greedy(logits):
     largest = _largest(logits)
     for token in range(logits.size):
         if logits[token] == largest:
@@ -63,7 +66,7 @@ def _greedy(logits):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _kth_largest(logits, k):  # type: ignore[no-untyped-def]
+def _kth_largest(logits, k):
     """Keeps the k best seen in a buffer with room for as many again, so that most tokens cost one comparison."""
     buffer = np.empty(2 * k + CHUNK, _f32)
     floor, count = _f32(-np.inf), 0
@@ -79,13 +82,13 @@ def _kth_largest(logits, k):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _depth(logit, largest, temperature):  # type: ignore[no-untyped-def]
+def _depth(logit, largest, temperature):
     """How far below the best, in natural log units."""
     return (np.float64(largest) - np.float64(logit)) / temperature
 
 
 @helper
-def _top_p_threshold(logits, temperature, threshold, top_p):  # type: ignore[no-untyped-def]
+def _top_p_threshold(logits, temperature, threshold, top_p):
     """The smallest logit that top_p keeps of those not below ``threshold``.
 
     A histogram over depth finds the bucket in which the probability passes top_p; only that bucket is sorted.
@@ -104,12 +107,12 @@ def _top_p_threshold(logits, temperature, threshold, top_p):  # type: ignore[no-
 
 
 @helper
-def _bucket(depth):  # type: ignore[no-untyped-def]
+def _bucket(depth):
     return np.int64(min(depth * BUCKETS_PER_NAT, NUM_BUCKETS - 1.0))
 
 
 @helper
-def _smallest_kept(logits, largest, temperature, threshold, bucket, goal):  # type: ignore[no-untyped-def]
+def _smallest_kept(logits, largest, temperature, threshold, bucket, goal):
     """The first token of a bucket, likeliest first, at which its probability reaches ``goal``; else its last."""
     inside = np.empty(logits.size, _f32)
     count = 0
@@ -127,7 +130,7 @@ def _smallest_kept(logits, largest, temperature, threshold, bucket, goal):  # ty
 
 
 @helper
-def _may_win(logits, start, key, temperature, threshold, best, survivors):  # type: ignore[no-untyped-def]
+def _may_win(logits, start, key, temperature, threshold, best, survivors):
     """Marks the tokens of a chunk that may beat ``best``; returns how many."""
     count = 0
     for i in range(logits.size):
@@ -140,7 +143,7 @@ def _may_win(logits, start, key, temperature, threshold, best, survivors):  # ty
 
 
 @helper
-def _draw(logits, key, temperature, threshold):  # type: ignore[no-untyped-def]
+def _draw(logits, key, temperature, threshold):
     survivors = np.empty(CHUNK, np.bool_)
     best, winner = -1e300, 0
     for start in range(0, logits.size, CHUNK):
@@ -156,7 +159,19 @@ def _draw(logits, key, temperature, threshold):  # type: ignore[no-untyped-def]
 
 
 def _build_sample(parallel: bool) -> Kernel:
-    def sample(logits_at, temperature_at, top_k_at, top_p_at, seeds_at, branches_at, positions_at, out_at, rows, vocab_size, threads):  # type: ignore[no-untyped-def]  # noqa: E501
+    def sample(
+        logits_at,
+        temperature_at,
+        top_k_at,
+        top_p_at,
+        seeds_at,
+        branches_at,
+        positions_at,
+        out_at,
+        rows,
+        vocab_size,
+        threads,
+    ):
         temperatures = carray(pointer(temperature_at), (rows,), _f32)
         top_ks = carray(pointer(top_k_at), (rows,), np.int32)
         top_ps = carray(pointer(top_p_at), (rows,), _f32)

@@ -65,7 +65,7 @@ def gather_sequence(cache: Tensor, block_table: Tensor, seq_len: int) -> Tensor:
 
 
 def causal_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Attention of a sequence's last n tokens: query ``[n, num_query_heads, D]``, K and V ``[num_kv_heads, len, D]``."""
+    """One sequence's last n tokens: query ``[n, num_query_heads, D]``, K and V ``[num_kv_heads, len, D]``."""
     num_queries, num_keys = query.shape[0], keys.shape[1]
     position = torch.arange(num_keys - num_queries, num_keys, device=query.device)
     mask = torch.arange(num_keys, device=query.device) <= position[:, None]

@@ -105,12 +105,16 @@ def estimate_cost(load: Load, demand: Demand, utilisation: float, now: float) ->
     )
 
 
-def choose_cheapest(costs: Sequence[Cost], cached_tokens: Sequence[int], rng: random.Random) -> int:
-    """Position of the lowest cost; of near-ties the one with more of the prefix, and among those any."""
+def choose_cheapest(
+    costs: Sequence[Cost], cached_tokens: Sequence[int], rng: random.Random, *, preferred: int | None = None
+) -> int:
+    """Position of the lowest cost; of near-ties the one with more of the prefix, of those ``preferred``, else any."""
     totals = [sum(cost) for cost in costs]
     lowest = min(totals)
     limit = lowest + max(NEAR_TIE_S, NEAR_TIE_SHARE * lowest)
     near = [position for position, total in enumerate(totals) if total <= limit]
     most = max(cached_tokens[position] for position in near)
     best = [position for position in near if cached_tokens[position] == most]
+    if preferred in best:
+        return preferred
     return best[0] if len(best) == 1 else rng.choice(best)

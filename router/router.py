@@ -30,6 +30,7 @@ from .knowledge import GroupKnowledge
 from .metrics import render_metrics
 from .pool import Pool
 from .predictions import Predictions
+from .sessions import Sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class RouterConfig:
     prediction_timeout_s: float = 120.0
     """A request that is not computed by then stands for no blocks any more."""
     snapshot_retry_s: float = 1.0
+    max_sessions: int = 100_000
+    """Sessions whose last group is remembered."""
     num_explained: int = 256
     """Decisions kept for ``explain``."""
     sweep_entries: int = 4096
@@ -59,6 +62,7 @@ class Router:
         self.index = PrefixIndex(config.max_index_bytes)
         self.predictions = Predictions(config.prediction_timeout_s)
         self.pools: dict[str, Pool] = {}
+        self.sessions = Sessions(config.max_sessions)
         self._owners: dict[str, Group] = {}
         """Request → the group that holds its reservation."""
         self._rng = rng
@@ -153,10 +157,12 @@ class Router:
             return Decision(query.request_id, query.model, reason, now, query.num_prompt_tokens, None, ())
         depths = self._match(query.routing_hashes, groups)
         candidates = _assess(pool, groups, depths, query, now)
+        last = self.sessions.group_of(query.model, query.session_id)
         position = choose_cheapest(
             [candidate.cost for candidate in candidates],
             [candidate.cached_tokens for candidate in candidates],
             self._rng,
+            preferred=next((place for place, group in enumerate(groups) if group.name == last), None),
         )
         chosen = candidates[position]
         decision = Decision(
@@ -169,6 +175,7 @@ class Router:
             candidates,
         )
         pool.add_work(chosen.cost.prefill_s, now)
+        self.sessions.remember(query.model, query.session_id, chosen.group)
         self._reserve(groups[position], decision, query)
         return decision
 

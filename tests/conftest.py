@@ -6,7 +6,14 @@ from pathlib import Path
 
 import platformdirs
 import pytest
+from hypothesis import HealthCheck, settings
+
 from octavo.worker.checkpoint import resolve_model
+
+# No test fails because the machine is busy. ``--hypothesis-profile=long`` is for an hour's run by hand.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("default"), max_examples=10_000)
+settings.load_profile("default")
 
 
 @pytest.fixture(scope="session")

@@ -94,6 +94,8 @@ class Rendezvous:
     size: int
     timeout_s: float = 60.0
     """For meeting, and for each collective: a rank waits at most so long for the others, plans included."""
+    listen_fd: int | None = None
+    """Rank 0: a socket that listens on ``port`` already, so that nobody can take the port in between."""
 
 
 class TorchDistributed:
@@ -162,7 +164,9 @@ class TorchDistributed:
 def _join(meeting: Rendezvous, device: torch.device) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """The group for tensors and the group for plans."""
     timeout = datetime.timedelta(seconds=meeting.timeout_s)
-    store = dist.TCPStore(meeting.host, meeting.port, meeting.size, meeting.rank == 0, timeout)  # type: ignore[attr-defined]
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        meeting.host, meeting.port, meeting.size, meeting.rank == 0, timeout, master_listen_fd=meeting.listen_fd
+    )
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",

@@ -7,7 +7,7 @@ exactly once, with an update that carries a finish reason for each of its branch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence as Ordered
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from .step_plan import StepPlan
 
 
 class StepExecutor(Protocol):
-    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> Ordered[int]: ...
+    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int]: ...
 
 
 @dataclass(slots=True)

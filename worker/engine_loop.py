@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 from .engine import Engine
 from .messages import GroupReport, Request, SequenceUpdate, TokenFrame
@@ -26,6 +26,9 @@ HEARTBEAT_S = 1.0
 
 GATEWAY_SILENCE_S = 15.0
 """A gateway that has not polled for so long is gone; its requests are ended."""
+
+_POLLS_IN_SILENCE = 3
+"""A poll is answered so often, news or not, within the time after which its gateway would count as gone."""
 
 
 class Heart(Protocol):
@@ -43,8 +46,13 @@ class EngineLoop:
         heart: Heart,
         book: ReportBook,
         generation: int,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        gateway_silence_s: float = GATEWAY_SILENCE_S,
     ) -> None:
         self._engine = engine_of(self._emit)
+        self._heartbeat_s = heartbeat_s
+        self._gateway_silence_s = gateway_silence_s
         self._heart = heart
         self._book = book
         self._outbox = Outbox(generation, now=time.monotonic)
@@ -52,19 +60,22 @@ class EngineLoop:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._news: dict[str, asyncio.Event] = {}
-        self._woken: set[str] = set()
+        self._emitted: list[tuple[str, SequenceUpdate]] = []
+        """Updates of the step or call under way; a gateway sees them together or not at all."""
         self._stopped = False
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
+        self._over = asyncio.Event()
         self._beat_s = time.monotonic()
+        self._next_heartbeat_s = self._beat_s + heartbeat_s
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     # ---- called from the event loop ----
 
     def submit(self, request: Request) -> None:
-        """Hand over a request; its tokens come by ``poll`` of its gateway."""
-        self._raise_failure()
+        """Hand over a request; its tokens come by ``poll`` of its gateway. RuntimeError when the engine is over."""
+        self._raise_if_over()
         with self._lock:
             self._outbox.touch(request.gateway_id)
         self._calls.put(lambda: self._engine.submit(request))
@@ -74,9 +85,14 @@ class EngineLoop:
             self._calls.put(functools.partial(self._engine.abort, request_id))
 
     async def poll(self, gateway_id: str, acknowledged: int, timeout_s: float) -> TokenFrame:
-        """Everything new for the gateway; waits up to ``timeout_s`` for something. Raises when the engine has failed."""
+        """Everything new for the gateway; waits up to ``timeout_s`` for something, at most a third of the time after
+        which a silent gateway is dropped.
+
+        Raises RuntimeError when the engine has failed or was stopped.
+        """
+        timeout_s = min(timeout_s, self._gateway_silence_s / _POLLS_IN_SILENCE)
         event = self._news.setdefault(gateway_id, asyncio.Event())
-        self._raise_failure()
+        self._raise_if_over()
         event.clear()
         with self._lock:
             self._outbox.touch(gateway_id)
@@ -84,22 +100,40 @@ class EngineLoop:
         if not has_news:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(event.wait(), timeout_s)
-        self._raise_failure()
+        self._raise_if_over()
         with self._lock:
             return self._outbox.take(gateway_id, acknowledged)
 
     async def ask(self, question: Callable[[Engine], object]) -> object:
-        """The answer of ``question(engine)``, asked in the engine's thread between two steps."""
+        """The answer of ``question(engine)``, asked in the engine's thread between two steps.
+
+        Raises RuntimeError when the engine has failed or was stopped.
+        """
+        self._raise_if_over()
         future: Future[object] = Future()
 
         def answer() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # who asked has gone
             try:
                 future.set_result(question(self._engine))
             except Exception as error:
                 future.set_exception(error)
 
         self._calls.put(answer)
-        return await asyncio.wrap_future(future)
+        return await self._unless_over(asyncio.wrap_future(future))
+
+    async def _unless_over(self, answer: asyncio.Future[object]) -> object:
+        over = asyncio.ensure_future(self._over.wait())
+        either: set[asyncio.Future[Any]] = {answer, over}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                self._raise_if_over()
+            return answer.result()
+        finally:
+            over.cancel()
+            answer.cancel()
 
     def take_report(self, *, metrics_due: bool) -> GroupReport:
         """The next report for the router; what it holds is kept until ``report_arrived``.
@@ -126,9 +160,12 @@ class EngineLoop:
             self._book.draining = True
 
     async def drained(self, timeout_s: float) -> bool:
-        """Wait until no request is under way and all gateways that still poll have their tokens."""
+        """Wait until no request is under way and all gateways that still poll have their tokens; False: not in time.
+
+        Raises RuntimeError when the engine has failed or was stopped.
+        """
         end = time.monotonic() + timeout_s
-        while time.monotonic() < end and self._failure is None:
+        while time.monotonic() < end:
             num_requests = await self.ask(lambda engine: engine.num_requests)
             with self._lock:
                 if num_requests == 0 and self._outbox.is_empty:
@@ -137,7 +174,7 @@ class EngineLoop:
         return False
 
     async def failed(self) -> BaseException:
-        """Returns when the engine has failed."""
+        """Returns when the engine has failed; never when it was stopped."""
         await self._failed.wait()
         return self._failure or RuntimeError("the engine failed")
 
@@ -147,14 +184,16 @@ class EngineLoop:
         return time.monotonic() - self._beat_s
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread after the step under way, and let the other ranks go."""
+        """End the thread after the step under way, and let the other ranks go. Polls that wait then raise."""
         self._stopped = True
         self._calls.put(lambda: None)
         self._thread.join(timeout_s)
 
-    def _raise_failure(self) -> None:
+    def _raise_if_over(self) -> None:
         if self._failure is not None:
             raise RuntimeError(f"the engine failed: {self._failure}") from self._failure
+        if self._stopped:
+            raise RuntimeError("the engine was stopped")
 
     # ---- the engine's thread ----
 
@@ -164,48 +203,60 @@ class EngineLoop:
                 self._beat_s = time.monotonic()
                 self._take_calls()
                 self._drop_silent_gateways()
-                self._engine.step()
+                self._step_or_beat()
                 self._publish()
             self._heart.shut_down()
         except BaseException as error:  # the thread's end is the engine's end: everybody waiting must learn of it
             self._failure = error
-            self._loop.call_soon_threadsafe(self._announce_failure)
+        self._tell(self._announce_end)
 
     def _take_calls(self) -> None:
-        """Carry out the calls that wait; while there is nothing to compute, wait for one and beat."""
-        while not self._stopped:
+        """Carry out the calls that are there; with nothing to compute, wait for one or for the next heartbeat."""
+        wait_s = 0.0 if self._engine.has_work else max(0.0, self._next_heartbeat_s - time.monotonic())
+        for _ in range(max(1, self._calls.qsize())):  # those that come meanwhile wait for the next step
             try:
-                call = self._calls.get(block=not self._engine.has_work, timeout=HEARTBEAT_S)
+                call = self._calls.get(wait_s > 0.0, wait_s)
             except queue.Empty:
-                if self._engine.has_work:
-                    return
-                self._beat_s = time.monotonic()
-                self._heart.heartbeat()
                 return
+            wait_s = 0.0
             call()
             self._publish()
 
     def _drop_silent_gateways(self) -> None:
         with self._lock:
-            silent = self._outbox.drop_silent(GATEWAY_SILENCE_S)
+            silent = self._outbox.drop_silent(self._gateway_silence_s)
         for gateway_id in silent:
             self._engine.abort_gateway(gateway_id)
+            self._tell(self._forget, gateway_id)
+
+    def _step_or_beat(self) -> None:
+        """Compute a step. When there is none, and the ranks have not heard of us for a while, a heartbeat."""
+        if not self._engine.step():
+            if time.monotonic() < self._next_heartbeat_s:
+                return
+            self._heart.heartbeat()
+        self._next_heartbeat_s = time.monotonic() + self._heartbeat_s
 
     def _add_snapshot(self) -> None:
         with self._lock:
             self._book.add_snapshot(self._engine)
 
     def _emit(self, gateway_id: str, update: SequenceUpdate) -> None:
-        with self._lock:
-            self._outbox.put(gateway_id, update)
-        self._woken.add(gateway_id)
+        self._emitted.append((gateway_id, update))
 
     def _publish(self) -> None:
+        """Let the event loop have what the last step or call gave."""
+        emitted, self._emitted = self._emitted, []
         with self._lock:
+            for gateway_id, update in emitted:
+                self._outbox.put(gateway_id, update)
             self._book.collect(self._engine)
-        if self._woken:
-            woken, self._woken = self._woken, set()
-            self._loop.call_soon_threadsafe(self._wake, woken)
+        if emitted:
+            self._tell(self._wake, {gateway_id for gateway_id, _ in emitted})
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
     # ---- back in the event loop ----
 
@@ -214,6 +265,11 @@ class EngineLoop:
             if event := self._news.get(gateway_id):
                 event.set()
 
-    def _announce_failure(self) -> None:
-        self._failed.set()
+    def _forget(self, gateway_id: str) -> None:
+        self._news.pop(gateway_id, None)
+
+    def _announce_end(self) -> None:
+        if self._failure is not None:
+            self._failed.set()
+        self._over.set()
         self._wake(set(self._news))

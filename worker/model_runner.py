@@ -18,7 +18,7 @@ from ..kernels.backend import Kernels
 from .collectives import Collectives
 from .model.config import ModelConfig
 from .model.layers import Placement
-from .model.llama import Batch, Llama
+from .model.llama import Batch, KVCache, Llama
 from .model.partition import partition
 from .model.weights import Progress, load_weights
 from .step_plan import Int32Array, PlanKind, StepPlan, unpack_plan
@@ -107,7 +107,7 @@ class ModelRunner:
         """The KV cache: ``[layers, 2, num_blocks, kv_heads, block_size, head_dim]``; replaces the one before."""
         layers, two, heads, block_size, head_dim = self._kv_shape
         self.kv_cache = self.placement.empty(layers, two, num_blocks, heads, block_size, head_dim)
-        self._kv_layers = list(self.kv_cache)
+        self._kv_layers: list[KVCache] = [(layer[0], layer[1]) for layer in self.kv_cache]
 
     def release_kv(self) -> None:
         """Give the KV cache's memory back; ``allocate_kv`` makes a new one."""

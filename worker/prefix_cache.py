@@ -159,6 +159,6 @@ class PrefixCache:
         if sum(len(node.copies) for node in set(self._node_of.values())) != len(self._node_of):
             raise RuntimeError("a node has a copy that does not name it")
         for block, key in contents:
-            node = self._node_of.get(block)
-            if node is not None and node.key != key:
+            known = self._node_of.get(block)
+            if known is not None and known.key != key:
                 raise RuntimeError(f"block {block} is findable under tokens that it does not hold")

@@ -18,7 +18,9 @@ def sample_rows(logits: Tensor, rows: list[SamplingRow], kernels: Kernels) -> Te
     vocab_size = logits.shape[-1]
     for index, row in enumerate(rows):
         if row.banned_token_ids:
-            banned = [token for token in row.banned_token_ids if 0 <= token < vocab_size]  # others cannot be drawn anyway
+            banned = [
+                token for token in row.banned_token_ids if 0 <= token < vocab_size
+            ]  # others cannot be drawn anyway
             logits[index, banned] = float("-inf")
     if all(row.temperature == 0.0 for row in rows):
         return logits.argmax(dim=-1)

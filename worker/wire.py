@@ -36,18 +36,20 @@ def pack(message: Any) -> bytes:
 
 def unpack(data: bytes, kind: type[T]) -> T:
     """Decode one message of class ``kind``. Raises WireError when the bytes are something else."""
-    expected = kind.KIND  # type: ignore[attr-defined]
+    message_type: Any = kind
+    expected = message_type.KIND
     try:
         head, _version, *fields = _array(msgpack.unpackb(data, use_list=False, unicode_errors=_UNICODE_ERRORS))
         if head == expected:
-            return typing.cast(T, _decoder(kind)(tuple(fields)))
+            return typing.cast(T, _decoder(message_type)(tuple(fields)))
     except (ValueError, TypeError, LookupError) as error:
         raise WireError(f"not a message {expected!r}: {error}") from error
     raise WireError(f"expected a message {expected!r}, got {head!r}")
 
 
 def _fields_to_wire(message: Any) -> list[Any]:
-    return [_to_wire(getattr(message, name)) for name in _field_names(type(message))]
+    kind: Any = type(message)
+    return [_to_wire(getattr(message, name)) for name in _field_names(kind)]
 
 
 @functools.cache

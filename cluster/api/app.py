@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 import orjson
 from fastapi import FastAPI, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from ...worker.errors import OctavoError
+from ...worker.errors import InvalidRequest, OctavoError
 from .errors import describe
+from .fields import MAX_ID_CHARS
 from .http import EventStream, read_json, until_disconnect
 from .metrics import GatewayMetrics, merge_metrics
 from .middleware import Envelope
@@ -34,6 +35,9 @@ MAX_BODY_BYTES = 32 * 2**20
 KEEPALIVE_S = 10.0
 """Proxies commonly cut connections that are silent for 15 to 60 s."""
 
+_CHAT = "/v1/chat/completions"
+_COMPLETION = "/v1/completions"
+
 B = TypeVar("B", bound=GenerationFields)
 
 
@@ -45,25 +49,24 @@ def build_app(
     metrics: GatewayMetrics | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     keepalive_s: float | None = KEEPALIVE_S,
+    answers_request_id: bool = True,
 ) -> FastAPI:
     """The application of one gateway.
 
     ``metrics`` are the gateway's own, made here if the caller has no use for them; ``GET /metrics`` merges them with
     ``service.metrics_text()``, which therefore must not contain them. ``keepalive_s`` None sends no comments on silent
-    streams.
+    streams. ``answers_request_id`` is False where the server around the app adds x-request-id itself, as Ray Serve does.
     """
     metrics = metrics or GatewayMetrics(info.name)
     app = FastAPI(title="Octavo", version=version("octavo"), docs_url="/docs", redoc_url=None)
-    app.add_middleware(Envelope, metrics=metrics)
+    app.add_middleware(Envelope, metrics=metrics, answers_request_id=answers_request_id)
     _add_error_handlers(app)
     _add_operations(app, service, metrics)
     _add_models(app, info)
     endpoints = _Generations(service, text, info, metrics, max_body_bytes, keepalive_s)
-    for path, schema, endpoint in (
-        ("/v1/chat/completions", ChatCompletionRequest, endpoints.chat),
-        ("/v1/completions", CompletionRequest, endpoints.completion),
-    ):
-        app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=_body_schema(schema))
+    app.add_api_route(_CHAT, endpoints.chat, methods=["POST"])
+    app.add_api_route(_COMPLETION, endpoints.completion, methods=["POST"])
+    _describe_bodies(app)
     return app
 
 
@@ -114,7 +117,7 @@ class _Generations:
             judged = await judge()
             run = await Run.start(judged, self._service, self._text, self._metrics, arrival)
             format_ = shape(judged.completion_id, judged.model)
-            return self._stream(run, format_, body) if body.stream else await _whole(run, format_)
+            return self._stream(request, run, format_, body) if body.stream else await _whole(run, format_)
 
         try:
             return await until_disconnect(request, respond())
@@ -123,9 +126,9 @@ class _Generations:
                 run.abort()
             raise
 
-    def _stream(self, run: Run, shape: AnswerFormat, body: GenerationFields) -> Response:
-        options = body.stream_options
-        events = stream_answer(run, shape, include_usage=options is not None and bool(options.include_usage))
+    def _stream(self, request: Request, run: Run, shape: AnswerFormat, body: GenerationFields) -> Response:
+        wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        events = stream_answer(run, shape, include_usage=wants_usage, request_id=request.state.request_id)
         return EventStream(events, run.headers(), keepalive_s=self._keepalive_s, on_close=run.abort)
 
 
@@ -136,7 +139,13 @@ async def _whole(run: Run, shape: AnswerFormat) -> Response:
 
 
 def _session_id(request: Request) -> str | None:
-    return request.headers.get("x-octavo-session-id") or None
+    session_id = request.headers.get("x-octavo-session-id", "")
+    if len(session_id) > MAX_ID_CHARS:
+        message = (
+            f"The header x-octavo-session-id has {len(session_id)} characters, at most {MAX_ID_CHARS} are allowed."
+        )
+        raise InvalidRequest(message, param="session_id")
+    return session_id or None
 
 
 def _add_operations(app: FastAPI, service: GenerationService, metrics: GatewayMetrics) -> None:
@@ -199,10 +208,21 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, answer_unrouted)
 
 
-def _body_schema(schema: type[BaseModel]) -> dict[str, Any]:
-    """The request body for /openapi.json; bodies are judged by ``errors.py``'s rules, not by FastAPI's."""
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
+def _describe_bodies(app: FastAPI) -> None:
+    """Put the request schemas into /openapi.json when it is first asked for: they take 0.2 s, which no start should.
+
+    FastAPI cannot do it, since bodies are judged by the rules of ``errors.py`` and not by FastAPI's.
+    """
+    without_bodies = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = without_bodies()
+        for path, schema in ((_CHAT, ChatCompletionRequest), (_COMPLETION, CompletionRequest)):
+            content = {"application/json": {"schema": schema.model_json_schema()}}
+            document["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _json(content: Any, status: int = 200) -> Response:

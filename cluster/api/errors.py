@@ -103,7 +103,7 @@ def describe(exception: BaseException) -> ApiError:
             return ApiError(500, message, "server_error", None, "internal_error")
 
 
-def log_if_unexpected(exception: BaseException, request_id: str = "") -> None:
+def log_if_unexpected(exception: BaseException, request_id: str) -> None:
     """Log with its traceback what ``describe`` tells the client nothing of."""
     if not isinstance(exception, (OctavoError, ValidationError, orjson.JSONDecodeError, HTTPException)):
         _LOGGER.error("request %s failed", request_id, exc_info=exception)

@@ -9,9 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
 from ...worker.messages import FinishReason
 
@@ -28,6 +25,7 @@ _LATENCY_BUCKETS = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _MODEL = "model_name"
+_SAMPLE_SUFFIXES = frozenset(("", "_bucket", "_sum", "_count"))
 
 
 class GatewayMetrics:
@@ -124,37 +122,44 @@ class OutputMeter:
         self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival)
 
 
-class _Families(Collector):
-    """Families that were read from texts, by name in order of first appearance."""
+class _Family:
+    """One metric family in the making: its HELP and TYPE lines, and its series with their values."""
 
     def __init__(self) -> None:
-        self._families: dict[str, Metric] = {}
-        self._values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+        self.comments: dict[str, str] = {}
+        self.values: dict[str, str] = {}
 
-    def add(self, family: Metric) -> None:
-        known = self._families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-        values = self._values.setdefault(known.name, {})
-        for sample in family.samples:
-            key = sample.name, tuple(sample.labels.items())
-            values[key] = values.get(key, 0.0) + sample.value
+    def add(self, series: str, value: str) -> None:
+        known = self.values.get(series)
+        self.values[series] = value if known is None else repr(float(known) + float(value))
 
-    def collect(self) -> Iterator[Metric]:
-        for name, family in self._families.items():
-            for (sample_name, labels), value in self._values[name].items():
-                family.add_sample(sample_name, dict(labels), value)
-            yield family
+    def lines(self) -> Iterator[str]:
+        yield from self.comments.values()
+        for series, value in self.values.items():
+            yield f"{series} {value}"
 
 
 def merge_metrics(texts: Iterable[str]) -> str:
-    """One valid exposition out of several processes' Prometheus texts.
+    """One valid exposition out of several processes' Prometheus texts (format 0.0.4, without timestamps).
 
     Each family appears once, with the first HELP and TYPE. A series that several texts have is added up, which is right
     for counters, histograms and gauges that count; other gauges must carry a label that tells the processes apart.
     The client library's ``_created`` series are left out.
+
+    Works on lines: the client library's parser takes 20 times as long, seconds for a hundred worker groups.
     """
-    families = _Families()
+    families: dict[str, _Family] = {}
     for text in texts:
-        for family in text_string_to_metric_families(text):
-            if not family.name.endswith("_created"):
-                families.add(family)
-    return generate_latest(families).decode()
+        name = ""
+        for line in text.splitlines():
+            if line.startswith(("# HELP ", "# TYPE ")):
+                _, word, name, _ = f"{line} ".split(" ", 3)
+                families.setdefault(name, _Family()).comments.setdefault(word, line)
+            elif line and not line.startswith("#"):
+                series, _, value = line.rpartition(" ")
+                sample = series.partition("{")[0]
+                if not sample.startswith(name) or sample.removeprefix(name) not in _SAMPLE_SUFFIXES:
+                    name = sample  # a family without TYPE
+                families.setdefault(name, _Family()).add(series, value)
+    kept = (family for name, family in families.items() if not name.endswith("_created"))
+    return "".join(f"{line}\n" for family in kept for line in family.lines())

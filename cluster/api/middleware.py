@@ -24,22 +24,25 @@ def request_id(headers: Headers) -> str:
 class Envelope:
     """Plain ASGI, since Starlette's BaseHTTPMiddleware would stand between a stream and its client."""
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, answers_request_id: bool) -> None:
         self._app = app
         self._metrics = metrics
+        self._answers_request_id = answers_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         identity = request_id(Headers(scope=scope))
+        scope.setdefault("state", {})["request_id"] = identity
         started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = identity
+                if self._answers_request_id:
+                    MutableHeaders(scope=message)["x-request-id"] = identity
                 self._metrics.http_answer(_route(scope), message["status"])
             await send(message)
 

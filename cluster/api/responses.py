@@ -105,12 +105,15 @@ def sse(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-async def stream_answer(run: Run, shape: AnswerFormat, *, include_usage: bool) -> AsyncGenerator[bytes]:
+async def stream_answer(
+    run: Run, shape: AnswerFormat, *, include_usage: bool, request_id: str
+) -> AsyncGenerator[bytes]:
     """The events of a streamed answer.
 
     For each choice: the role (chats), text, one chunk with the finish reason; then the usage if it was asked for, and
     ``[DONE]``. A failure is one event ``data: {"error": …}``, after which the stream ends without ``[DONE]``: clients
     see an error, never a short answer that looks whole. With ``include_usage`` every other chunk has a null usage.
+    ``request_id`` is for the log.
     """
     more = {"usage": None} if include_usage else {}
     opened: set[int] = set()
@@ -125,7 +128,7 @@ async def stream_answer(run: Run, shape: AnswerFormat, *, include_usage: bool) -
             yield shape.chunk([], usage=usage_body(run.usage()))
         yield DONE
     except Exception as error:
-        log_if_unexpected(error)
+        log_if_unexpected(error, request_id)
         yield sse(describe(error).body())
 
 

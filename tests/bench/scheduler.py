@@ -80,7 +80,7 @@ def _sample(step: ScheduledStep) -> None:
 
 
 def pool_operations_per_s(num_blocks: int, num_operations: int = 400_000) -> float:
-    """Tables of 32 blocks are taken (evicting), shared once and released twice, in a pool that is full of cached blocks."""
+    """Tables of 32 blocks are taken, shared once and released twice; all of the pool is cached at first."""
     pool = BlockPool(num_blocks)
     for block in [pool.allocate() for _ in range(num_blocks)]:
         pool.set_findable(block)

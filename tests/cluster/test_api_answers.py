@@ -125,7 +125,7 @@ async def test_the_order_of_a_chats_chunks(client: httpx2.AsyncClient) -> None:
     assert all(chunk["object"] == "chat.completion.chunk" and "usage" not in chunk for chunk in chunks)
 
 
-@pytest.mark.parametrize("path, body", [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
 async def test_case_bug_023_usage_only_when_asked_for(
     client: httpx2.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
@@ -140,7 +140,7 @@ async def test_case_bug_023_usage_only_when_asked_for(
 
 
 @pytest.mark.parametrize("stop", [None, "fox", ["zzz", "ick brown", "👩‍👩‍👧"]])
-@pytest.mark.parametrize("path, body", [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
 async def test_case_bug_025_streamed_and_whole_text_are_equal(
     client: httpx2.AsyncClient, path: str, body: dict[str, Any], stop: Any
 ) -> None:
@@ -332,6 +332,11 @@ async def test_the_session_header_wins(client: httpx2.AsyncClient, service: Any)
     body = {**COMPLETION, "session_id": "body"}
     await client.post("/v1/completions", json=body, headers={"x-octavo-session-id": "header"})
     assert service.requests[0].session_id == "header"
+
+
+async def test_a_long_session_header_is_refused(client: httpx2.AsyncClient) -> None:
+    answer = await client.post("/v1/completions", json=COMPLETION, headers={"x-octavo-session-id": "a" * 1025})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "session_id")
 
 
 # ---- headers, operations ----

@@ -23,21 +23,40 @@ json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=8,
 )
-messages = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["system", "user", "assistant", "developer"]) | json},
-        optional={"content": st.text(max_size=20) | json, "name": json, "extra": json},
-    ),
-    max_size=3,
+# Half of the bodies are meant to be good, so that what lies behind the schemas is met as well.
+roles = st.sampled_from(["system", "user", "assistant", "developer"])
+good_messages = st.lists(
+    st.fixed_dictionaries({"role": roles, "content": st.text(max_size=20)}), min_size=1, max_size=3
 )
-prompts = st.text(max_size=20) | st.lists(st.text(max_size=5) | st.integers(0, 60_000), max_size=3) | json
+messages = good_messages | st.lists(
+    st.fixed_dictionaries({"role": roles | json}, optional={"content": json, "name": json, "extra": json}), max_size=2
+)
+prompts = st.text(max_size=20) | st.lists(st.integers(0, 60_000), max_size=3) | st.lists(st.text(max_size=5)) | json
+good_fields = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.floats(0, 2),
+        "top_p": st.floats(0.01, 1),
+        "top_k": st.integers(-1, 2**63 - 1),
+        "max_tokens": st.integers(1, 40),
+        "min_tokens": st.integers(0, 3),
+        "seed": st.integers(-(2**63), 2**63 - 1),
+        "stop": st.text(min_size=1, max_size=3) | st.lists(st.text(min_size=1, max_size=3), max_size=3),
+        "stop_token_ids": st.lists(st.integers(0, 50_000), max_size=3),
+        "ignore_eos": st.booleans(),
+        "stream": st.booleans(),
+        "timeout": st.floats(0.1, 1e9),
+        "user": words,
+    },
+)
 
 
 def bodies(schema: Any, **required: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Half-right bodies: known fields with random values, on top of what is required."""
-    known = st.dictionaries(st.sampled_from(sorted(schema.model_fields)) | words, json, max_size=4)
-    base = st.fixed_dictionaries({"model": st.just("smollm2") | json}, optional=required)
-    return st.builds(lambda b, k: {**k, **b}, base, known)
+    """A model and what else is required, good fields, and perhaps known or unknown fields of any value."""
+    names = st.sampled_from(sorted(schema.model_fields)) | words
+    bad_fields = st.dictionaries(names, json, max_size=0) | st.dictionaries(names, json, max_size=3)
+    base = st.fixed_dictionaries({"model": st.just("smollm2"), **required})
+    return st.builds(lambda base, good, bad: {**base, **good, **bad}, base, good_fields, bad_fields)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +83,7 @@ def test_random_bodies(
         if answer.status_code != 200:
             assert answer.json()["error"]["message"]
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(body)
     def run(content: Any) -> None:
         asyncio.run(send(content))

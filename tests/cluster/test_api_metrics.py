@@ -100,3 +100,12 @@ def test_merging_again_changes_nothing() -> None:
     once = merge_metrics([exposition("a", [1]), exposition("b", [2])])
     assert merge_metrics([once]) == once
     assert "_created" not in once
+
+
+def test_samples_without_a_type_are_families_of_their_own() -> None:
+    text = "# TYPE octavo_num gauge\noctavo_num 1\noctavo_num_running 2\n"
+    assert merge_metrics([text, text]).splitlines() == [
+        "# TYPE octavo_num gauge",
+        "octavo_num 2.0",
+        "octavo_num_running 4.0",
+    ]

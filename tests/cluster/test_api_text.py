@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -25,11 +26,15 @@ CHATS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def reference(model_dir: Path) -> Any:
+    return AutoTokenizer.from_pretrained(model_dir)
+
+
 @pytest.mark.parametrize("chat", CHATS)
 async def test_chats_are_rendered_as_transformers_renders_them(
-    text: TextProcessor, model_dir: Path, chat: list[dict[str, str]]
+    text: TextProcessor, reference: Any, chat: list[dict[str, str]]
 ) -> None:
-    reference = AutoTokenizer.from_pretrained(model_dir)
     expected = reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert await text.render_chat(chat, max_tokens=8192) == expected
 
@@ -37,10 +42,8 @@ async def test_chats_are_rendered_as_transformers_renders_them(
 @pytest.mark.parametrize(
     "prompt", ["The capital of France is", " two  blanks", "\n", "안녕 👩‍👩‍👧", "<|im_start|>user"]
 )
-async def test_texts_are_encoded_as_transformers_encodes_them(
-    text: TextProcessor, model_dir: Path, prompt: str
-) -> None:
-    assert await text.encode(prompt, max_tokens=8192) == AutoTokenizer.from_pretrained(model_dir).encode(prompt)
+async def test_texts_are_encoded_as_transformers_encodes_them(text: TextProcessor, reference: Any, prompt: str) -> None:
+    assert await text.encode(prompt, max_tokens=8192) == reference.encode(prompt)
 
 
 def test_what_the_configuration_says(text: TextProcessor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from octavo.worker.messages import FinishReason
 letters = st.text("ab€", max_size=40)
 stop_lists = st.lists(st.text("ab€", min_size=1, max_size=5), max_size=4)
 cuts = st.lists(st.integers(1, 4), max_size=40)
+T = TypeVar("T", str, list[int])
 
 
 def expected(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -28,12 +31,14 @@ def expected(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-def cut(text: str, sizes: list[int]) -> list[str]:
-    parts = []
+def cut(text: T, sizes: list[int]) -> list[T]:
+    """Text, or token ids, in pieces of the given sizes and the rest."""
+    parts: list[T] = []
     for size in sizes:
         parts.append(text[:size])
         text = text[size:]
-    return [*parts, text]
+    parts.append(text)
+    return parts
 
 
 @given(letters, stop_lists, cuts)
@@ -60,7 +65,7 @@ def test_only_the_beginning_of_a_stop_string_waits(text: str, stops: list[str]) 
 
 def feed(output: OutputText, token_ids: list[int], sizes: list[int], reason: FinishReason) -> str:
     sent = ""
-    parts = cut(token_ids, sizes)  # type: ignore[arg-type]
+    parts = cut(token_ids, sizes)
     for index, part in enumerate(parts):
         sent += output.push(TokenDelta(tuple(part), reason if index == len(parts) - 1 else None))
         if output.finish_reason is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from openai import OpenAI
 
-from .serve_process import ServeProcess
+from serve_process import ServeProcess
 
 
 @pytest.fixture(scope="package")

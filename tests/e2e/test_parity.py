@@ -15,7 +15,7 @@ from octavo.worker.model.config import ModelConfig
 from octavo.worker.routing_hash import RoutingHasher
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 
-from .transformers_reference import Reference, make_reference
+from transformers_reference import Reference, make_reference
 
 NUM_PROMPTS = 20
 MAX_TOKENS = 64

@@ -7,12 +7,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import openai
 import pytest
 from openai import OpenAI
 
-from .serve_process import ServeProcess, wait_until
+from serve_process import ServeProcess, wait_until
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 

@@ -43,6 +43,17 @@ async def test_metrics_come_from_all_that_were_heard(new_leader: Any) -> None:
     assert "octavo_router_groups" in metrics["router"]
 
 
+async def test_metrics_of_what_has_gone_silent_vanish(new_leader: Any) -> None:
+    now = [0.0]
+    core = RouterCore(clock=lambda: now[0])
+    await core.report_gateway("g1", "octavo_a 1\n")
+    now[0] = 9.0
+    await core.report_gateway("g2", "octavo_b 1\n")
+    assert set(await core.cluster_metrics()) == {"router", "gateway:g1", "gateway:g2"}
+    now[0] = 11.0
+    assert set(await core.cluster_metrics()) == {"router", "gateway:g2"}
+
+
 async def test_bytes_that_are_no_message_disturb_nothing(new_leader: Any) -> None:
     core = RouterCore()
     await core.report(pack(new_leader("a").report()), None)

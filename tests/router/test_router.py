@@ -80,6 +80,21 @@ def test_cold_requests_share_the_groups_evenly(cluster: tuple[Router, dict[str, 
     assert set(counts.values()) == {10}
 
 
+def test_a_session_stays_where_it_was_when_nothing_else_decides(cluster: Any, asker: Any) -> None:
+    router, _ = cluster
+    for number in range(8):  # prompts of their own, so that no prefix keeps them together
+        session = {"session_id": f"s{number % 2}"}
+        query = asker.query([1000 * number + i for i in range(3)], **session)
+        decision = asker.ask(router, query, 100.0 * number)
+        router.route(RouteQueries("g", (), (query.request_id,)), 100.0 * number)
+        for leader in cluster[1].values():
+            leader.report_to(router, 100.0 * number + 99.0)
+        first = router.sessions.group_of("m", session["session_id"])
+        assert decision.group == first
+    asked = [decision.chosen.group for decision in router._decisions]
+    assert len(set(asked[0::2])) == len(set(asked[1::2])) == 1
+
+
 def test_a_faster_group_gets_more(new_router: Any, new_leader: Any, asker: Any) -> None:
     router = new_router()
     for name, rate in (("slow", 1000.0), ("fast", 3000.0)):

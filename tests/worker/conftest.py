@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from octavo.kernels.backend import select_kernels
 from octavo.worker.collectives import Rendezvous, SingleProcess, TorchDistributed
 from octavo.worker.executor import Executor

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+
 from octavo.kernels.backend import select_kernels
 from octavo.worker.collectives import Rendezvous, TorchDistributed
 from octavo.worker.model_runner import ModelRunner, follow

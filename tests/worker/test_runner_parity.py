@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from octavo.worker.executor import Executor
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.step_plan import PlanKind, StepPlan
-from transformers import LlamaConfig, LlamaForCausalLM
 
 TOLERANCE = 2e-4
 BLOCK_SIZE = 4
@@ -34,6 +35,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+CASES = [(1, shape) for shape in SHAPES] + [(2, "tied"), (3, "tied"), (3, "untied")]
+"""How positions turn does not depend on the number of ranks."""
+
+
 def tiny_llama(folder: Path, **changes: Any) -> LlamaForCausalLM:
     """Nine query and three KV heads like SmolLM2's, random weights, saved to ``folder``."""
     torch.manual_seed(0)
@@ -51,12 +56,6 @@ def tiny_llama(folder: Path, **changes: Any) -> LlamaForCausalLM:
     model = LlamaForCausalLM(LlamaConfig(**(shape | changes))).eval()
     model.save_pretrained(folder)
     return model
-
-
-@pytest.fixture(scope="module", params=list(SHAPES))
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
-    folder = tmp_path_factory.mktemp("model")
-    return folder, tiny_llama(folder, **SHAPES[request.param])
 
 
 @dataclass
@@ -109,9 +108,9 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [generator.integers(0, 200, length).tolist() for length in lengths]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_logits_equal_those_of_transformers(size: int, model: tuple[Path, LlamaForCausalLM], start_group: Any) -> None:
-    folder, reference = model
+@pytest.mark.parametrize(("size", "shape"), CASES)
+def test_logits_equal_those_of_transformers(size: int, shape: str, start_group: Any, tmp_path: Path) -> None:
+    folder, reference = tmp_path, tiny_llama(tmp_path, **SHAPES[shape])
     with start_group(folder, size) as (runner, executor):
         whole, chunked, *ragged = scattered(prompts(33, 40))[:2]
         step(executor, runner, [(whole, 33)])

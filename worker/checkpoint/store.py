@@ -35,6 +35,8 @@ def resolve_model(name: str | None, *, cache_dir: Path, report: Report) -> Resol
     """
     if name is None:
         return _embedded_model(cache_dir, report)
+    if not name:
+        raise ConfigurationError("MODEL is empty; name a folder, a hub id or a .gguf file, or leave it out")
     path = Path(name).expanduser()
     if path.is_dir():
         return ResolvedModel(_checked(path.resolve()), path.resolve().name)
@@ -74,7 +76,7 @@ def _convert(source: Path, folder: Path, report: Report) -> None:
 
 def _looks_like_path(name: str) -> bool:
     """Hub ids have the form ``name`` or ``owner/name``."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/") or not name
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/")
 
 
 def _hub_model(name: str, report: Report) -> ResolvedModel:

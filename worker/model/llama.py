@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from .layers import (
     VocabParallelEmbedding,
 )
 from .partition import Partition
+
+KVCache: TypeAlias = tuple[Tensor, Tensor]
+"""One layer's K and V, each ``[num_blocks, num_kv_heads of this rank, block_size, head_dim]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +71,17 @@ class Attention:
         )
         self._kernels = kernels
         self._heads = [len(owned.query_heads), len(owned.kv_heads), len(owned.kv_heads)]
+        self._num_heads = sum(self._heads)
         self._head_dim = dim
         self._scale = 1 / math.sqrt(dim)
 
-    def __call__(self, x: Tensor, kv: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
-        """``x [T, hidden] -> [T, hidden]``; ``kv`` is this layer's cache, [2, blocks, heads, block_size, head_dim]."""
+    def __call__(self, x: Tensor, cache: KVCache, cos_sin: Tensor, batch: Batch) -> Tensor:
+        """``x [T, hidden] -> [T, hidden]``; writes K and V of the T tokens to ``cache``."""
         kernels = self._kernels
-        query, key, value = torch.split(self.qkv(x).view(len(x), -1, self._head_dim), self._heads, dim=1)
+        heads = self.qkv(x).view(-1, self._num_heads, self._head_dim)
+        query, key, value = heads.split_with_sizes(self._heads, dim=1)
         query, key = kernels.rotary(query, key, batch.positions, cos_sin)
-        keys, values = kv[0], kv[1]
+        keys, values = cache
         kernels.write_kv(key, value, keys, values, batch.slot_mapping)
         attended = kernels.paged_attention(
             query,
@@ -88,7 +94,7 @@ class Attention:
             max_query_len=batch.max_query_len,
             max_seq_len=batch.max_seq_len,
         )
-        return self.out(attended.reshape(len(x), -1))
+        return self.out(attended.flatten(1))
 
 
 class MLP:
@@ -138,10 +144,10 @@ class Block:
         yield from (self.mlp_norm, self.mlp.gate_up, self.mlp.down)
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, kv: Tensor, cos_sin: Tensor, batch: Batch
+        self, x: Tensor, residual: Tensor | None, cache: KVCache, cos_sin: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.input_norm(x, residual)
-        x = self.attention(x, kv, cos_sin, batch)
+        x = self.attention(x, cache, cos_sin, batch)
         x, residual = self.mlp_norm(x, residual)
         return self.mlp(x), residual
 
@@ -185,12 +191,11 @@ class Llama:
             yield from block.layers()
         yield from (self.norm, self.head)
 
-    def hidden(self, batch: Batch, kv_caches: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def hidden(self, batch: Batch, caches: list[KVCache]) -> tuple[Tensor, Tensor]:
         """What the last layer gives and the residual to add to it, each ``[T, hidden]``; writes the KV of the batch."""
-        x, residual = self.embedding(batch.token_ids), None
-        for block, kv in zip(self.blocks, kv_caches, strict=True):
-            x, residual = block(x, residual, kv, self.cos_sin, batch)
-        assert residual is not None
+        x = residual = self.embedding(batch.token_ids)
+        for index, block in enumerate(self.blocks):
+            x, residual = block(x, residual if index else None, caches[index], self.cos_sin, batch)
         return x, residual
 
     def logits(self, x: Tensor, residual: Tensor) -> Tensor | None:

@@ -55,7 +55,12 @@ class ServeProcess:
 
     def workers(self) -> list[psutil.Process]:
         """The processes of the model's workers."""
-        return [process for process in self.descendants() if "ray::Worker." in _title(process)]
+        return self.processes("ray::Worker")
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """The living processes whose title begins with ``title``, in the order of their start."""
+        found = [p for p in self.descendants() if _title(p).split(".")[0].split(":", 3)[:3] == title.split(":")]
+        return sorted(found, key=lambda process: process.create_time())
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; the exit code."""

@@ -1,0 +1,153 @@
+"""RMS norm, rotary embedding and SwiGLU's product in Triton: one pass over memory each."""
+
+# Kernels are compiled by their own type systems.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SILU_BLOCK = 1024
+
+
+@triton.jit
+def rms_norm_kernel(
+    x,
+    weight,
+    residual,
+    out,
+    x_stride,
+    residual_stride,
+    out_stride,
+    eps,
+    WIDTH: tl.constexpr,
+    WIDTH_PADDED: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """One program for one row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH_PADDED)
+    inside = column < WIDTH
+    dtype = x.dtype.element_ty
+    total = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        total += tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = total.to(dtype)
+        tl.store(residual + row * residual_stride + column, rounded, mask=inside)
+        total = rounded.to(tl.float32)
+    factor = tl.rsqrt(tl.sum(total * total, axis=0) / WIDTH + eps)
+    # Rounded before the weight, as Hugging Face's Llama does.
+    normed = (total * factor).to(dtype).to(tl.float32)
+    scaled = normed * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + column, scaled.to(dtype), mask=inside)
+
+
+@triton.jit
+def rotate_heads(
+    x, cos, sin, NUM_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS_PADDED: tl.constexpr, HALF_PADDED: tl.constexpr
+):
+    """Rotates one token's heads, which begin at ``x``, in place."""
+    head = tl.arange(0, HEADS_PADDED)[:, None]
+    dim = tl.arange(0, HALF_PADDED)[None, :]
+    inside = (head < NUM_HEADS) & (dim < HALF)
+    low_at = x + head * 2 * HALF + dim
+    low = tl.load(low_at, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(low_at + HALF, mask=inside, other=0.0).to(tl.float32)
+    dtype = x.dtype.element_ty
+    tl.store(low_at, (low * cos - high * sin).to(dtype), mask=inside)
+    tl.store(low_at + HALF, (high * cos + low * sin).to(dtype), mask=inside)
+
+
+@triton.jit
+def rotary_kernel(
+    query,
+    key,
+    positions,
+    cos_sin,
+    query_stride,
+    key_stride,
+    NUM_QUERY_HEADS: tl.constexpr,
+    NUM_KEY_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    QUERY_PADDED: tl.constexpr,
+    KEY_PADDED: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+):
+    """One program for one token."""
+    token = tl.program_id(0).to(tl.int64)
+    angles = cos_sin + tl.load(positions + token).to(tl.int64) * 2 * HALF
+    dim = tl.arange(0, HALF_PADDED)[None, :]
+    cos = tl.load(angles + dim, mask=dim < HALF, other=0.0)
+    sin = tl.load(angles + HALF + dim, mask=dim < HALF, other=0.0)
+    rotate_heads(query + token * query_stride, cos, sin, NUM_QUERY_HEADS, HALF, QUERY_PADDED, HALF_PADDED)
+    rotate_heads(key + token * key_stride, cos, sin, NUM_KEY_HEADS, HALF, KEY_PADDED, HALF_PADDED)
+
+
+@triton.jit
+def silu_mul_kernel(gate_up, out, gate_up_stride, width, BLOCK: tl.constexpr):
+    """One program for one block of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(gate_up + row * gate_up_stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * gate_up_stride + width + column, mask=inside, other=0.0).to(tl.float32)
+    dtype = out.dtype.element_ty
+    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    tl.store(out + row * width + column, (activated * up).to(dtype), mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See ``reference.rms_norm``; the new residual is in the residual's memory."""
+    num_rows, width = x.shape
+    out = torch.empty_like(x)
+    total = x if residual is None else residual
+    if num_rows > 0:
+        rms_norm_kernel[(num_rows,)](
+            x,
+            weight,
+            total,
+            out,
+            x.stride(0),
+            total.stride(0),
+            out.stride(0),
+            eps,
+            WIDTH=width,
+            WIDTH_PADDED=triton.next_power_of_2(width),
+            HAS_RESIDUAL=residual is not None,
+        )
+    return out, total
+
+
+def rotary(query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``reference.rotary``; works in place. A token's heads must lie side by side."""
+    num_tokens, num_query_heads, head_dim = query.shape
+    if num_tokens > 0:
+        rotary_kernel[(num_tokens,)](
+            query,
+            key,
+            positions,
+            cos_sin,
+            query.stride(0),
+            key.stride(0),
+            NUM_QUERY_HEADS=num_query_heads,
+            NUM_KEY_HEADS=key.shape[1],
+            HALF=head_dim // 2,
+            QUERY_PADDED=triton.next_power_of_2(num_query_heads),
+            KEY_PADDED=triton.next_power_of_2(key.shape[1]),
+            HALF_PADDED=triton.next_power_of_2(head_dim // 2),
+        )
+    return query, key
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See ``reference.silu_mul``."""
+    num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((num_rows, width))
+    if num_rows > 0:
+        silu_mul_kernel[(num_rows, triton.cdiv(width, SILU_BLOCK))](
+            gate_up, out, gate_up.stride(0), width, BLOCK=SILU_BLOCK
+        )
+    return out

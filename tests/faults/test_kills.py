@@ -1,0 +1,144 @@
+"""Real kills: a worker process dies, idle and in the middle of streams; a rank of two dies; the server is stopped."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from openai import OpenAI
+
+from serve_process import ServeProcess, wait_until
+
+STREAM = {"messages": [{"role": "user", "content": "Count from one upwards."}], "temperature": 0, "max_tokens": 160}
+RECOVERY_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServeProcess]:
+    """Two groups of two ranks."""
+    process = ServeProcess("--replicas", "2", "--tensor-parallel-size", "2")
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def client(server: ServeProcess) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def wait_for_groups(server: ServeProcess, count: int) -> None:
+    def ready() -> bool:
+        answer = httpx.get(f"{server.url}/ready", timeout=10)
+        return answer.status_code == 200 and answer.json()["reason"].startswith(f"{count} ")
+
+    wait_until(ready, timeout_s=RECOVERY_S, what=f"{count} worker groups ready")
+
+
+def stream_text(client: OpenAI, model: str, on_chunk: Any = None) -> str:
+    text = ""
+    for chunk in client.chat.completions.create(model=model, stream=True, extra_body={"ignore_eos": True}, **STREAM):
+        text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+        if on_chunk is not None:
+            on_chunk(text)
+    return text
+
+
+def test_an_idle_worker_is_killed_and_its_group_replaced(client: OpenAI, server: ServeProcess) -> None:
+    wait_for_groups(server, 2)
+    before = {process.pid for process in server.workers()}
+    assert len(before) == 4
+    server.workers()[0].kill()
+    answer = client.chat.completions.create(model=server.model, **(STREAM | {"max_tokens": 8}))
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 8
+    wait_until(
+        lambda: len({process.pid for process in server.workers()} - before) == 2,
+        timeout_s=RECOVERY_S,
+        what="two new workers in the place of the killed one and its peer",
+    )
+    wait_for_groups(server, 2)
+
+
+def test_streams_go_on_elsewhere_without_a_seam(client: OpenAI, server: ServeProcess) -> None:
+    """Every worker of one group is killed while both groups have streams; each text is what it is undisturbed."""
+    wait_for_groups(server, 2)
+    undisturbed = stream_text(client, server.model)
+    texts: list[str | BaseException] = []
+    started = threading.Barrier(5, timeout=60)
+
+    def run() -> None:
+        waiting = True
+
+        def on_chunk(text: str) -> None:
+            nonlocal waiting
+            if waiting and len(text) > 20:
+                waiting = False
+                started.wait()
+
+        try:
+            texts.append(stream_text(client, server.model, on_chunk))
+        except BaseException as error:
+            texts.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    server.workers()[0].kill()
+    killed = time.monotonic()
+    for thread in threads:
+        thread.join(120)
+    print(f"all streams ended {time.monotonic() - killed:.1f} s after the kill")
+    assert texts == [undisturbed] * 4
+    wait_for_groups(server, 2)
+
+
+def test_the_router_is_killed_and_nobody_notices(client: OpenAI, server: ServeProcess) -> None:
+    wait_for_groups(server, 2)
+    router = server.processes("ray::RouterCore")
+    assert len(router) == 1
+    router[0].kill()
+    for _ in range(5):
+        answer = client.chat.completions.create(model=server.model, **(STREAM | {"max_tokens": 4}))
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
+    wait_until(
+        lambda: len(server.processes("ray::RouterCore")) == 1 and server.processes("ray::RouterCore") != router,
+        timeout_s=RECOVERY_S,
+        what="a new router",
+    )
+    wait_for_groups(server, 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_process_and_no_port(number: int) -> None:
+    server = ServeProcess("--replicas", "1")
+    started = server.descendants()
+    assert started
+    port = int(server.url.rsplit(":", 1)[1])
+    assert server.stop(number) == 0
+    wait_until(lambda: not any(process.is_running() for process in started), timeout_s=5, what="no process left")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
+def test_a_signal_finishes_what_is_under_way() -> None:
+    server = ServeProcess("--replicas", "1")
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+    stopping = threading.Event()
+
+    def on_chunk(text: str) -> None:
+        if not stopping.is_set():
+            stopping.set()
+            server.process.send_signal(signal.SIGTERM)
+
+    text = stream_text(client, server.model, on_chunk)
+    assert len(text) > 100
+    assert server.process.wait(60) == 0

@@ -1,0 +1,118 @@
+"""config.json is judged once: what is known is read, what would change the computation is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.worker.errors import ConfigurationError
+from octavo.worker.model.config import ModelConfig, RopeConfig, RopeType
+from octavo.worker.model.dtype import choose_dtype
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "eos_token_id": 7,
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def read(folder: Path, generation: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return ModelConfig.from_folder(folder)
+
+
+def test_defaults_follow_transformers(tmp_path: Path) -> None:
+    config = read(tmp_path, num_key_value_heads=None)
+    assert (config.num_kv_heads, config.head_dim) == (4, 16)
+    assert config.rope == RopeConfig(10000.0)
+    assert not config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **LLAMA3}},
+    ],
+    ids=["before transformers 5", "since"],
+)
+def test_both_spellings_of_rope(tmp_path: Path, keys: dict[str, Any]) -> None:
+    assert read(tmp_path, **keys).rope == RopeConfig(5e5, RopeType.LLAMA3, 8.0, 1.0, 4.0, 8192)
+
+
+def test_old_spelling_of_linear_rope(tmp_path: Path) -> None:
+    rope = read(tmp_path, rope_scaling={"type": "linear", "factor": 2.0}).rope
+    assert rope == RopeConfig(10000.0, RopeType.LINEAR, 2.0)
+
+
+def test_end_of_sequence_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
+    assert read(tmp_path).eos_token_ids == (7,)
+    assert read(tmp_path, {"eos_token_id": [7, 9]}).eos_token_ids == (7, 9)
+    assert read(tmp_path, {}).eos_token_ids == (7,)
+
+
+def test_mistral_without_a_sliding_window_is_the_same(tmp_path: Path) -> None:
+    assert read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, r"architectures is 'GPT2LMHeadModel'; known: LlamaForCausalLM"),
+        ({"architectures": None}, "architectures is None"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; known: silu"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'; known: default, linear, llama3"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is 'gptq'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"sliding_window": 4096}, "sliding_window is 4096"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"hidden_size": "64"}, "hidden_size is '64', expected a number"),
+        ({"vocab_size": 0}, "vocab_size is 0, expected a positive whole number"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_key_value_heads": 3}, "num_attention_heads is 4, which num_key_value_heads 3 does not divide"),
+        ({"head_dim": 15}, "head_dim is 15"),
+        ({"dtype": "int8"}, "dtype is 'int8'"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read(tmp_path, **changes)
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"config\.json does not exist"):
+        ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": [')
+    with pytest.raises(ConfigurationError, match="cannot be read as JSON"):
+        ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigurationError, match="holds list, expected a JSON object"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_dtype(tmp_path: Path) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    stored_as_half = read(tmp_path, torch_dtype="float16")
+    assert choose_dtype("auto", stored_as_half, cpu) is torch.float32
+    assert choose_dtype("auto", stored_as_half, gpu) is torch.float16
+    assert choose_dtype("auto", read(tmp_path), gpu) is torch.bfloat16
+    assert choose_dtype("bfloat16", stored_as_half, cpu) is torch.bfloat16
+    with pytest.raises(ConfigurationError, match="--dtype is 'int8'; known: auto, float32"):
+        choose_dtype("int8", stored_as_half, cpu)
