@@ -128,7 +128,10 @@ def _cpu_entries(runner: ModelRunner, budget: KvBudget) -> list[tuple[str, int]]
     available = psutil.virtual_memory().available
     share = int(available * CPU_SHARE / budget.num_ranks_on_machine)
     ranks = f"{budget.num_ranks_on_machine} rank" + "s" * (budget.num_ranks_on_machine > 1)
-    return [("available, weights loaded", available), (f"beyond {CPU_SHARE:.0%}, {ranks}", share - available)]
+    return [
+        ("available, weights loaded", available),
+        (f"kept free: all but {CPU_SHARE:.0%}, over {ranks}", share - available),
+    ]
 
 
 def _gpu_entries(runner: ModelRunner, budget: KvBudget) -> list[tuple[str, int]]:
@@ -140,7 +143,7 @@ def _gpu_entries(runner: ModelRunner, budget: KvBudget) -> list[tuple[str, int]]
     return [
         ("memory", total),
         (
-            f"beyond --gpu-memory-utilization {budget.gpu_memory_utilization:g}",
+            f"kept free: utilization {budget.gpu_memory_utilization:g}",
             int(total * budget.gpu_memory_utilization) - total,
         ),
         ("others, CUDA context (NVML)", -others),

@@ -196,6 +196,6 @@ def follow(runner: ModelRunner, collectives: Collectives, *, heard: Callable[[],
             return
         if plan.kind is PlanKind.STEP:
             runner.execute(plan)
-            if plan.share_sampled:
+            if plan.share_sampled and plan.logit_indices.size:
                 ids = collectives.share_sampled(None, plan.logit_indices.size, runner.placement.device)
                 runner.remember(plan.step, ids)

@@ -115,7 +115,7 @@ def _write_config(file: GGUFFile, folder: Path) -> None:
         **special,
     )
     config.save_pretrained(folder)
-    GenerationConfig(**special).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    GenerationConfig(**special).save_pretrained(folder)
 
 
 def _refuse_what_is_not_read(file: GGUFFile) -> None:
