@@ -38,6 +38,9 @@ ROUTE_PATIENCE_S = 30.0
 
 RETRY_PAUSE_S = 0.2
 
+REVIVAL_S = 10.0
+"""A group that seemed dead is tried again after this; a dead one has left the registry by then."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -75,10 +78,17 @@ class ClusterService:
         entries = await self._router.registry()
         groups: dict[int, tuple[GroupEntry, GroupClient]] = {}
         for entry, leader in entries:
-            known = self._groups.get(entry.generation)
-            client = known[1] if known else GroupClient(self.gateway_id, entry.generation, leader)
-            groups[entry.generation] = (entry, client)
+            groups[entry.generation] = (entry, self._client_of(entry.generation, leader))
         self._groups = groups if groups or not self._groups else self._living()
+
+    def _client_of(self, generation: int, leader: Any) -> GroupClient:
+        """The one there is, or a new one; also for a group that seemed dead and is still in the registry later on."""
+        known = self._groups.get(generation)
+        if known is not None:
+            lost_since_s = known[1].lost_since_s
+            if lost_since_s is None or asyncio.get_running_loop().time() - lost_since_s < REVIVAL_S:
+                return known[1]
+        return GroupClient(self.gateway_id, generation, leader)
 
     def _living(self) -> dict[int, tuple[GroupEntry, GroupClient]]:
         """An empty registry right after a router's restart does not mean that the groups are gone."""
@@ -106,7 +116,11 @@ class ClusterService:
         registry = CollectorRegistry()
         labels = {"gateway": self.gateway_id}
         for name, text, value in (
-            ("octavo_gateway_fallback_routes", "Requests placed without the router.", self.counters.num_fallback_routes),
+            (
+                "octavo_gateway_fallback_routes",
+                "Requests placed without the router.",
+                self.counters.num_fallback_routes,
+            ),
             ("octavo_gateway_failovers", "Requests that went on at another group.", self.counters.num_failovers),
         ):
             Counter(name, text, labels, registry=registry).labels(**labels).inc(value)
@@ -137,30 +151,27 @@ class ClusterService:
 
     # ---- placement ----
 
-    async def submit(self, request: Request, session_id: str | None, avoid: tuple[int, ...]) -> Placement:
-        """Give ``request`` to the group that the router chooses. Raises Unavailable."""
+    async def submit(self, request: Request, session_id: str | None, dead: tuple[int, ...]) -> Placement:
+        """Give ``request`` to the group that the router chooses, not to one in ``dead``. Raises Unavailable."""
         end = asyncio.get_running_loop().time() + ROUTE_PATIENCE_S
+        avoid = dead
         while True:
             decision = await self._decide(request, session_id, avoid)
             try:
-                return await self._place(request, decision)
+                if (client := await self._client(decision)) is not None:
+                    placed = replace(request, expected_cached_tokens=decision.expected_cached_tokens)
+                    return Placement(decision, client, await client.submit(placed))
             except GroupLost:
-                avoid = (*avoid, decision.generation) if decision.group else avoid
-                self._router.cancel(request.request_id)
+                avoid = (*avoid, decision.generation)
             except BaseException:
                 self._router.cancel(request.request_id)
                 raise
+            self._router.cancel(request.request_id)
+            if decision.group is None:
+                avoid = dead  # nobody else is left: one that did not answer a moment ago may do so now
             if asyncio.get_running_loop().time() > end:
                 raise Unavailable(f"no worker group can take the request: {decision.reason}", retry_after_s=5.0)
             await asyncio.sleep(RETRY_PAUSE_S)
-
-    async def _place(self, request: Request, decision: RouteDecision) -> Placement:
-        """Submit to the group of ``decision``. Raises GroupLost when there is none or it does not take the request."""
-        client = await self._client(decision)
-        if client is None:
-            raise GroupLost
-        placed = replace(request, expected_cached_tokens=decision.expected_cached_tokens)
-        return Placement(decision, client, await client.submit(placed))
 
     async def _decide(self, request: Request, session_id: str | None, avoid: tuple[int, ...]) -> RouteDecision:
         query = RouteQuery(
@@ -246,8 +257,8 @@ class ClusterGeneration:
                     yield delta
                     if delta.finish_reason is not None:
                         return
-            except GroupLost:
-                if (error := await self._move()) is not None:
+            except GroupLost as loss:
+                if (error := await self._move(loss)) is not None:
                     yield TokenDelta((), FinishReason.ERROR, None, error)
                     return
 
@@ -266,11 +277,12 @@ class ClusterGeneration:
         self.cached_told = update.num_cached_tokens is not None
         return update.num_cached_tokens
 
-    async def _move(self) -> str | None:
+    async def _move(self, loss: GroupLost) -> str | None:
         """Go on at another group; why not, when that fails."""
-        self.dead = (*self.dead, self._placed().client.generation)
-        if len(self.dead) >= MOST_ATTEMPTS:
-            return f"{len(self.dead)} worker groups were lost while they worked on this request"
+        if loss.is_dead:
+            self.dead = (*self.dead, self._placed().client.generation)
+        if self.request.attempt >= MOST_ATTEMPTS:
+            return f"{MOST_ATTEMPTS} worker groups were lost while they worked on this request"
         self.service.counters.num_failovers += 1
         self.request = replace(
             self.request,

@@ -35,7 +35,7 @@ logger = logging.getLogger("ray.serve")
 class Gateway:
     """One replica. The handles of the other deployments only bind the application together."""
 
-    async def __init__(self, plan: ServePlan, router: Any, groups: Any) -> None:
+    async def __init__(self, plan: ServePlan, router: Any, groups: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         self._id = uuid.uuid4().hex[:12]
         folder = await asyncio.to_thread(self._model_folder, plan)
         self._text = await asyncio.to_thread(TextProcessor.load, folder)

@@ -29,14 +29,18 @@ logger = logging.getLogger(__name__)
 
 
 class GroupLost(Exception):
-    """The worker group died, or has forgotten us, before the request ended."""
+    """The worker group did not finish the request. ``is_dead``: it is of no use to anybody, as far as we know."""
+
+    def __init__(self, *, is_dead: bool) -> None:
+        super().__init__("the worker group was lost")
+        self.is_dead = is_dead
 
 
 class TokenStream:
     """The updates of one request from one group, in order, without repeats."""
 
     def __init__(self) -> None:
-        self._updates: asyncio.Queue[SequenceUpdate | None] = asyncio.Queue()
+        self._updates: asyncio.Queue[SequenceUpdate | GroupLost] = asyncio.Queue()
         self._next_position: dict[int, int] = {}
 
     def put(self, update: SequenceUpdate) -> None:
@@ -58,16 +62,16 @@ class TokenStream:
             )
         )
 
-    def lose(self) -> None:
+    def lose(self, loss: GroupLost) -> None:
         """No update will come any more."""
-        self._updates.put_nowait(None)
+        self._updates.put_nowait(loss)
 
     async def updates(self) -> AsyncIterator[SequenceUpdate]:
         """Updates until the reader stops. Raises GroupLost after the last when the group is lost."""
         while True:
             update = await self._updates.get()
-            if update is None:
-                raise GroupLost
+            if isinstance(update, GroupLost):
+                raise update
             yield update
 
 
@@ -76,12 +80,17 @@ class GroupClient:
 
     def __init__(self, gateway_id: str, generation: int, leader: Any) -> None:
         self.generation = generation
-        self.lost = False
+        self.lost_since_s: float | None = None
+        """On the event loop's clock; None while the group is well."""
         self._gateway_id = gateway_id
         self._leader = leader
         self._streams: dict[str, TokenStream] = {}
         self._weights: dict[str, int] = {}
         self._poller: asyncio.Task[None] | None = None
+
+    @property
+    def lost(self) -> bool:
+        return self.lost_since_s is not None
 
     @property
     def outstanding_tokens(self) -> int:
@@ -99,10 +108,10 @@ class GroupClient:
             raise
         except (RayError, TimeoutError) as error:
             self.forget(request.request_id)
-            self._lose(error)
-            raise GroupLost from error
+            self._lose(error, is_dead=True)
+            raise GroupLost(is_dead=True) from error
         if self.lost:
-            raise GroupLost
+            raise GroupLost(is_dead=True)
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
         return stream
@@ -125,21 +134,22 @@ class GroupClient:
                 call = self._leader.poll.remote(self._gateway_id, acknowledged, POLL_S)
                 frame = unpack(await asyncio.wait_for(call, SILENCE_S), TokenFrame)
             except (RayError, TimeoutError, WireError) as error:
-                self._lose(error)
+                self._lose(error, is_dead=True)
                 return
             if frame.last_number < acknowledged:
-                self._lose(RuntimeError("the leader has forgotten this gateway"), for_good=False)
+                self._lose(RuntimeError("the leader has forgotten this gateway"), is_dead=False)
                 return
             acknowledged = frame.last_number
             for update in frame.updates:
                 if stream := self._streams.get(update.request_id):
                     stream.put(update)
 
-    def _lose(self, error: BaseException, *, for_good: bool = True) -> None:
+    def _lose(self, error: BaseException, *, is_dead: bool) -> None:
         logger.warning("worker group generation %d lost: %s", self.generation, str(error).strip().split("\n")[-1])
-        self.lost = self.lost or for_good
+        if is_dead and self.lost_since_s is None:
+            self.lost_since_s = asyncio.get_running_loop().time()
         for stream in self._streams.values():
-            stream.lose()
+            stream.lose(GroupLost(is_dead=is_dead))
         self._streams.clear()
         self._weights.clear()
 

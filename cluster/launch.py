@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import re
@@ -11,7 +12,9 @@ import socket
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 from ..worker.checkpoint.store import resolve_model
@@ -21,9 +24,10 @@ from .environment import read_environment
 from .local_ray import (
     OBJECT_STORE_BYTES,
     adopt_orphans,
+    auth_environment,
     free_ports,
     no_process_left,
-    ray_environment,
+    own_ray_environment,
     scratch_folder,
     set_environment,
 )
@@ -44,7 +48,7 @@ class StartFailed(OctavoError):
 def serve(config: ServeConfig) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigurationError for what the user can mend, StartFailed otherwise."""
     phases = Phases(sys.stderr)
-    config = _with_port(config)
+    config = _with_port(config) if config.port == 0 or config.address is None else config
     resolved = resolve_model(config.model, cache_dir=config.cache_dir, report=phases.note)
     with phases.phase("checking the model"):
         check_model(config, resolved.path)
@@ -53,7 +57,9 @@ def serve(config: ServeConfig) -> None:
     os.chdir(config.cache_dir)
     adopt_orphans()
     with no_process_left(), scratch_folder() as scratch:
-        set_environment(ray_environment(read_environment(), scratch))
+        set_environment(auth_environment(read_environment(), joining=config.address is not None))
+        if config.address is None:
+            set_environment(own_ray_environment(scratch))
         stop = threading.Event()
         _stop_on_signals(stop)
         with _ray(config, phases), _application(config, phases, stop) as url:
@@ -126,26 +132,46 @@ def _ray_options(config: ServeConfig) -> dict[str, Any]:
 @contextlib.contextmanager
 def _application(config: ServeConfig, phases: Phases, stop: threading.Event) -> Iterator[str]:
     """The application, deployed and ready; its base URL."""
-    from ray import serve as ray_serve
-    from ray.serve.config import HTTPOptions
-
     from .application import make_plan
 
     _stop_on_signals(stop)
     logging.getLogger("ray.serve").setLevel(logging.DEBUG if config.log_level == "debug" else logging.WARNING)
     plan = make_plan(config)
     with phases.phase("starting Serve"):
-        ray_serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=config.host, port=config.port))
+        host, port = _start_serve(config)
     try:
         with phases.phase(f"bringing up {plan.num_ranks} workers in {plan.config.replicas} groups on {plan.device}"):
             _deploy(plan)
-            _wait_until_ready(plan.router_name, plan.config, stop)
-        yield f"http://{config.host}:{config.port}{config.route_prefix.rstrip('/')}"
+            url = f"http://{host}:{port}{config.route_prefix.rstrip('/')}"
+            _wait_until_ready(plan, url, stop)
+        yield url
     finally:
         with phases.phase("draining"):
-            with contextlib.suppress(Exception):  # the cluster may be half up, and Ray's shutdown ends the rest
-                ray_serve.delete(config.app_name)
-            ray_serve.shutdown()
+            _stop_serve(config.app_name)
+
+
+def _start_serve(config: ServeConfig) -> tuple[str, int]:
+    """Start Serve if it does not run yet; the address that it listens on."""
+    from ray import serve as ray_serve
+    from ray.serve.config import HTTPOptions
+    from ray.serve.context import _get_global_client
+
+    ray_serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=config.host, port=config.port))
+    options = _get_global_client().http_config
+    return options.host, options.port
+
+
+def _stop_serve(app_name: str) -> None:
+    """Delete the application, which drains it; end Serve unless it has others."""
+    from ray import serve as ray_serve
+
+    with contextlib.suppress(Exception):  # the cluster may be half up, and Ray's shutdown ends the rest
+        ray_serve.delete(app_name)
+        if ray_serve.status().applications:
+            return
+    # Serve's controller ends itself while it answers, which Ray reports as a failed task.
+    with contextlib.redirect_stderr(io.StringIO()):
+        ray_serve.shutdown()
 
 
 def _deploy(plan: ServePlan) -> None:
@@ -172,18 +198,28 @@ def start_failure(text: str) -> OctavoError:
     return StartFailed(f"the cluster did not come up: {others[-1] if others else text.strip()}")
 
 
-def _wait_until_ready(router_name: str, config: ServeConfig, stop: threading.Event) -> None:
-    """All worker groups are in the router's registry."""
+def _wait_until_ready(plan: ServePlan, url: str, stop: threading.Event) -> None:
+    """All worker groups are in the router's registry, and the gateway says that it is ready."""
     import ray
 
     from ..worker.messages import Registry
     from ..worker.wire import unpack
+
+    config = plan.config
     end = time.monotonic() + config.startup_timeout_s
-    router = ray.get_actor(router_name, NAMESPACE)
+    router = ray.get_actor(plan.router_name, NAMESPACE)
     while not stop.is_set():
         packed, _ = ray.get(router.registry.remote())
-        if len(unpack(packed, Registry).entries) >= (config.replicas or 1):
+        if len(unpack(packed, Registry).entries) >= (config.replicas or 1) and _is_ready(url):
             return
         if time.monotonic() > end:
             raise StartFailed(f"--startup-timeout-s: not all worker groups were ready in {config.startup_timeout_s} s")
         stop.wait(POLL_S)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=5.0) as answer:
+            return bool(answer.status == HTTPStatus.OK)
+    except OSError:
+        return False

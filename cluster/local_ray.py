@@ -32,16 +32,26 @@ def free_ports(count: int) -> list[int]:
         return [int(candidate.getsockname()[1]) for candidate in sockets]
 
 
-def ray_environment(environment: Environment, scratch: Path) -> dict[str, str]:
-    """Variables that Ray and Serve read, for this process and all that it starts.
+def auth_environment(environment: Environment, *, joining: bool) -> dict[str, str]:
+    """How Ray's processes authenticate: always said, since left out they come to different conclusions.
 
-    The authentication mode is always said: where it is left out, Ray's processes come to different conclusions.
+    A Ray of our own gets a token that nobody else knows; one that is joined gets what the environment has.
+    """
+    has_token = bool(environment.ray_auth_token or environment.ray_auth_token_path)
+    mode = environment.ray_auth_mode or ("disabled" if joining and not has_token else "token")
+    if mode == "token" and not has_token and not joining:
+        return {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return {"RAY_AUTH_MODE": mode}
+
+
+def own_ray_environment(scratch: Path) -> dict[str, str]:
+    """Further variables of a Ray of our own, for this process and all that it starts.
+
     HAProxy carries streamed tokens at half the cost of Serve's own proxy; its files and ports are ours alone, so that
     several clusters fit on one machine.
     """
     metrics, stats = free_ports(2)
-    values = {
-        "RAY_AUTH_MODE": environment.ray_auth_mode or "token",
+    return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "admin.sock"),
@@ -51,12 +61,8 @@ def ray_environment(environment: Environment, scratch: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DISABLE_IMPORT_WARNING": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if values["RAY_AUTH_MODE"] == "token" and not (environment.ray_auth_token or environment.ray_auth_token_path):
-        values["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    return values
 
 
 @contextlib.contextmanager

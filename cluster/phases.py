@@ -31,7 +31,8 @@ class Phases:
 
     def ready(self, url: str, model: str) -> None:
         """The cluster serves: say where, and how to try it."""
-        self.note(f"ready after {time.monotonic() - self._started:.1f} s: {model} at {url}/v1\n\n{curl_line(url, model)}\n")
+        seconds = time.monotonic() - self._started
+        self.note(f"ready after {seconds:.1f} s: {model} at {url}/v1\n\n{curl_line(url, model)}\n")
 
 
 def curl_line(url: str, model: str) -> str:

@@ -17,7 +17,7 @@ HEALTH_TIMEOUT_S = 5.0
 class Router:
     """A call through Serve costs several times one on an actor, so gateways and leaders call the actor."""
 
-    async def __init__(self, plan: ServePlan) -> None:
+    async def __init__(self, plan: ServePlan) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         name = plan.router_name
         with contextlib.suppress(ValueError):  # one that a replica killed a moment ago has left behind
             ray.kill(ray.get_actor(name, NAMESPACE))

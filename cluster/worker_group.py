@@ -32,7 +32,7 @@ logger = logging.getLogger("ray.serve")
 class WorkerGroup:
     """One replica. ``environment`` is set in its workers' processes."""
 
-    async def __init__(self, plan: ServePlan, environment: dict[str, str]) -> None:
+    async def __init__(self, plan: ServePlan, environment: dict[str, str]) -> None:  # type: ignore[misc]  # Serve awaits it
         self._plan = plan
         self._dead: str | None = None
         self.name = f"group-{serve.get_replica_context().replica_id.unique_id}"
@@ -89,9 +89,7 @@ class WorkerGroup:
 
     async def check_health(self) -> None:
         """All ranks answer, and the engine comes round. Raises otherwise."""
-        await asyncio.wait_for(
-            asyncio.gather(*[worker.health.remote() for worker in self._workers]), HEALTH_TIMEOUT_S
-        )
+        await asyncio.wait_for(asyncio.gather(*[worker.health.remote() for worker in self._workers]), HEALTH_TIMEOUT_S)
 
     async def __del__(self) -> None:
         """Serve stops this replica: finish what is under way, then end the workers."""

@@ -1,8 +1,8 @@
 """Sampling on CPUs: one pass over a row's logits where nothing is filtered.
 
 The same numbers as ``reference.sample``, with most logarithms left out. Token v wins with ``x - log(-log(u))`` above
-the best so far only if ``-log(u) < exp(x - best)``; and ``-log(u) >= 1 - u``. So tokens with ``1 - u`` above that bound are
-dismissed, in vector instructions, and about ten in a row of 50,000 need their logarithms.
+the best so far only if ``-log(u) < exp(x - best)``; and ``-log(u) >= 1 - u``. So tokens with ``1 - u`` above that bound
+are dismissed, in vector instructions, and about ten in a row of 50,000 need their logarithms.
 """
 
 # Kernels are compiled by their own type systems.

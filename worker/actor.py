@@ -127,19 +127,24 @@ class Worker:
         self._follower_failure = failure = event_loop.create_future()
         loaded = self._get_loaded()
 
+        def report(ended: BaseException) -> None:
+            if not failure.done():
+                failure.set_result(ended)
+
         def run() -> None:
             try:
                 run_follower(loaded, heard=lambda: None)
                 ended: BaseException = RuntimeError("the leader shut down")
             except BaseException as error:  # the thread's end is the rank's end
                 ended = error
-            event_loop.call_soon_threadsafe(lambda: failure.done() or failure.set_result(ended))
+            event_loop.call_soon_threadsafe(report, ended)
 
         threading.Thread(target=run, name="follower", daemon=True).start()
 
     async def _report(self) -> None:
         """Tell the router what changed, at once, and that we live, every second; find it again when it is replaced."""
-        loop, router, due_s = self._get_loop(), None, 0.0
+        loop, due_s = self._get_loop(), 0.0
+        router: Any = None
         me = ray.get_runtime_context().current_actor
         while True:
             metrics_due = time.monotonic() >= due_s

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from ..kernels.backend import Kernels, select_kernels
+from ..kernels.cpu_threads import warm_up
 from .checkpoint.store import resolve_model
 from .collectives import Collectives, Rendezvous, SingleProcess, TorchDistributed
 from .engine import Engine
@@ -48,7 +49,7 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
     """Bring up rank ``meeting.rank``. Raises ConfigurationError in one sentence for what cannot work."""
     model_dir = resolve_model(spec.model, cache_dir=spec.cache_dir, report=report).path
     config = ModelConfig.from_folder(model_dir)
-    device = torch.device(spec.device)
+    device = _device(spec.device)
     dtype = choose_dtype(spec.dtype, config, device)
     kernels = select_kernels(device)
     collectives: Collectives = TorchDistributed(meeting, device) if meeting.size > 1 else SingleProcess()
@@ -69,12 +70,28 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
     )
     report(f"rank {meeting.rank}: weights loaded in {time.monotonic() - started:.1f} s")
     ledger = size_kv_cache(runner, kv_budget(spec))
+    if device.type == "cpu":
+        warm_up(
+            kernels,
+            num_query_heads=config.num_query_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            vocab_size=config.vocab_size,
+        )
     num_blocks = collectives.minimum(ledger.num_blocks)
     runner.allocate_kv(num_blocks)
     started = time.monotonic()
     run_worst_case_step(runner)
     report(f"rank {meeting.rank}: worst-case step in {time.monotonic() - started:.1f} s\n{ledger.table()}")
     return LoadedRank(runner, collectives, kernels, num_blocks, max_model_len, ledger)
+
+
+def _device(name: str) -> torch.device:
+    """Ray shows a worker its own GPU alone, as number 0."""
+    if name == "cuda":
+        torch.cuda.set_device(0)
+        return torch.device("cuda", 0)
+    return torch.device(name)
 
 
 def context_length(spec: WorkerSpec, config: ModelConfig) -> int:

@@ -10,7 +10,6 @@ Plain Python: no torch, no clock, no I/O.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from .policies import LeastWorkLost, Order, PriorityOrder, Victim
 from .prefix_cache import CacheNode, PrefixCache
 from .routing_hash import RoutingHasher
 from .sequence import Sequence, SequenceStatus
+from .waiting_queue import WaitingQueue
 
 _STEP_NUMBERS = 2**31
 """Steps are numbered in int32 on the wire, round and round."""
@@ -65,10 +65,8 @@ class Scheduler:
         self.pool = BlockPool(limits.num_blocks)
         self.cache = PrefixCache(self.pool)
         self._hasher = hasher
-        self._order = order or PriorityOrder()
         self._victim = victim or LeastWorkLost()
-        self._waiting: list[tuple[tuple[float, ...], int, Sequence]] = []
-        self._num_waiting = 0
+        self._waiting = WaitingQueue(order or PriorityOrder())
         self._running: dict[int, Sequence] = {}
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._num_uncomputed_prompt_tokens = 0
@@ -99,14 +97,14 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End ``sequence`` from any state and give back what it holds; harmless when it has ended."""
-        if sequence.status is SequenceStatus.FINISHED:
+        before, sequence.status = sequence.status, SequenceStatus.FINISHED
+        if before is SequenceStatus.FINISHED:
             return
-        if sequence.status is SequenceStatus.RUNNING:
+        if before is SequenceStatus.RUNNING:
             self._stop_running(sequence)
         else:
-            self._num_waiting -= 1
+            self._waiting.note_end()
         self._num_uncomputed_prompt_tokens -= sequence.num_prompt_tokens
-        sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
 
     # ---- one step ----
@@ -150,7 +148,7 @@ class Scheduler:
     def _admit_waiting(self, builder: PlanBuilder, budget: int) -> None:
         """Waiting sequences in the policy's order, until one does not fit: a long one is not starved by short ones."""
         while budget > 0 and self._free_slots:
-            sequence = self._first_waiting()
+            sequence = self._waiting.first()
             if sequence is None:
                 return
             found = self._find_cached(sequence)
@@ -199,8 +197,7 @@ class Scheduler:
         return new + revived <= self.pool.num_free_blocks
 
     def _admit(self, sequence: Sequence, found: list[CacheNode]) -> None:
-        heapq.heappop(self._waiting)
-        self._num_waiting -= 1
+        self._waiting.remove_first()
         sequence.block_table += [self.cache.take(node) for node in found]
         sequence.num_computed_tokens = len(found) * self.limits.block_size
         self._num_uncomputed_prompt_tokens -= min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
@@ -241,13 +238,7 @@ class Scheduler:
 
     def _wait(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.WAITING
-        heapq.heappush(self._waiting, (self._order.key(sequence), sequence.arrival, sequence))
-        self._num_waiting += 1
-
-    def _first_waiting(self) -> Sequence | None:
-        while self._waiting and self._waiting[0][2].status is not SequenceStatus.WAITING:
-            heapq.heappop(self._waiting)  # finished while it waited
-        return self._waiting[0][2] if self._waiting else None
+        self._waiting.add(sequence)
 
     def _preempt(self, sequence: Sequence, builder: PlanBuilder) -> int:
         """Back to waiting. The tokens that it had in the step being planned, which are not computed."""
@@ -283,11 +274,11 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return self._num_waiting
+        return len(self._waiting)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running) or self._num_waiting > 0
+        return bool(self._running or self._waiting)
 
     @property
     def num_uncomputed_prompt_tokens(self) -> int:
@@ -301,7 +292,7 @@ class Scheduler:
     def check(self) -> None:
         """Prove every invariant. Raises RuntimeError on the first that is broken."""
         running = list(self._running.values())
-        waiting = [entry[2] for entry in self._waiting if entry[2].status is SequenceStatus.WAITING]
+        waiting = list(self._waiting)
         self.pool.check([sequence.block_table for sequence in running])
         self.cache.check([content for sequence in running for content in self._contents(sequence)])
         self._check_slots(running)
@@ -325,8 +316,8 @@ class Scheduler:
             raise RuntimeError("the slots of the persistent batch are not each free or held by one sequence")
 
     def _check_waiting(self, waiting: list[Sequence]) -> None:
-        if len(waiting) != self._num_waiting:
-            raise RuntimeError(f"{len(waiting)} sequences wait, but {self._num_waiting} are counted")
+        if len(waiting) != len(self._waiting):
+            raise RuntimeError(f"{len(waiting)} sequences wait, but {len(self._waiting)} are counted")
         if any(s.block_table or s.num_computed_tokens or s.slot is not None for s in waiting):
             raise RuntimeError("a waiting sequence holds blocks or a slot")
 

@@ -55,7 +55,7 @@ def build_app(
 
     ``metrics`` are the gateway's own, made here if the caller has no use for them; ``GET /metrics`` merges them with
     ``service.metrics_text()``, which therefore must not contain them. ``keepalive_s`` None sends no comments on silent
-    streams. ``answers_request_id`` is False where the server around the app adds x-request-id itself, as Ray Serve does.
+    streams. ``answers_request_id`` is False where the server around the app adds x-request-id, as Ray Serve does.
     """
     metrics = metrics or GatewayMetrics(info.name)
     app = FastAPI(title="Octavo", version=version("octavo"), docs_url="/docs", redoc_url=None)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import platformdirs
 import torch
+
 from octavo.worker.checkpoint import resolve_model
 from octavo.worker.engine import Engine
 from octavo.worker.messages import Request, SamplingParams
@@ -41,7 +42,10 @@ def main() -> None:
         run_engine(spec, loaded, prompts, args.output_tokens)
         run_transformers(theirs, prompts, args.output_tokens)
         pairs = [
-            (run_engine(spec, loaded, prompts, args.output_tokens), run_transformers(theirs, prompts, args.output_tokens))
+            (
+                run_engine(spec, loaded, prompts, args.output_tokens),
+                run_transformers(theirs, prompts, args.output_tokens),
+            )
             for _ in range(args.repeats)
         ]
         figures[count] = report(count, args, pairs)

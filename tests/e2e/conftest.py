@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from openai import OpenAI
-
 from serve_process import ServeProcess
 
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers_reference import Reference, make_reference
+
 from octavo.worker.engine import Engine
 from octavo.worker.executor import Executor
 from octavo.worker.messages import Request, SamplingParams, SequenceUpdate
 from octavo.worker.model.config import ModelConfig
 from octavo.worker.routing_hash import RoutingHasher
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
-
-from transformers_reference import Reference, make_reference
 
 NUM_PROMPTS = 20
 MAX_TOKENS = 64

@@ -11,7 +11,6 @@ import httpx2 as httpx
 import openai
 import pytest
 from openai import OpenAI
-
 from serve_process import ServeProcess, wait_until
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

@@ -12,7 +12,6 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from openai import OpenAI
-
 from serve_process import ServeProcess, wait_until
 
 STREAM = {"messages": [{"role": "user", "content": "Count from one upwards."}], "temperature": 0, "max_tokens": 160}
@@ -131,6 +130,13 @@ def test_a_signal_leaves_no_process_and_no_port(number: int) -> None:
 
 def test_a_signal_finishes_what_is_under_way() -> None:
     server = ServeProcess("--replicas", "1")
+    try:
+        finish_under_way(server)
+    finally:
+        server.stop()
+
+
+def finish_under_way(server: ServeProcess) -> None:
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
     stopping = threading.Event()
 

@@ -21,11 +21,23 @@ STOP_TIMEOUT_S = 90.0
 class ServeProcess:
     """``ServeProcess("--replicas", "2")`` is up when the constructor returns. Its output is in ``lines``."""
 
-    def __init__(self, *args: str, cwd: Path | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        *args: str,
+        cwd: Path | None = None,
+        environment: dict[str, str] | None = None,
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         self.lines: list[str] = []
         command = [sys.executable, "-m", "octavo.cluster", "serve", "--port", "0", *args]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=cwd,
+            env=environment,
+            start_new_session=True,
         )
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -77,7 +89,7 @@ class ServeProcess:
 
 def _title(process: psutil.Process) -> str:
     try:
-        return " ".join(process.cmdline())
+        return process.cmdline()[0].strip() if process.cmdline() else ""
     except psutil.Error:
         return ""
 

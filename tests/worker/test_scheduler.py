@@ -321,9 +321,9 @@ def test_events_carry_the_gateways_hashes_and_go_on_with_them() -> None:
 # ---- memory runs out ----
 
 
-def two_that_fill_the_pool(**options: int) -> tuple[Bench, Sequence, Sequence]:
+def two_that_fill_the_pool() -> tuple[Bench, Sequence, Sequence]:
     """Four blocks, two sequences with two full blocks each after this step."""
-    bench = Bench(num_blocks=4, **options)
+    bench = Bench(num_blocks=4)
     first, second = bench.add(range(7)), bench.add(range(100, 107))
     bench.step()
     bench.step()
@@ -479,3 +479,14 @@ def test_tables_of_a_plan_are_int32_even_when_they_are_empty() -> None:
     plan = bench.step().plan
     assert {array.dtype for array in (plan.table_updates, plan.table_blocks, plan.slots)} == {np.dtype(np.int32)}
     assert plan.table_updates.shape == (0, 3)
+
+
+def test_what_was_aborted_while_it_waited_is_not_kept() -> None:
+    """Whatever stands before it in the line."""
+    bench = Bench(max_num_seqs=1)
+    bench.run_alone(range(3))
+    bench.add(range(3))
+    for _ in range(100):
+        bench.finish(bench.add(range(3), priority=1))
+    assert len(bench.scheduler._waiting._heap) <= 3
+    assert bench.scheduler.num_waiting == 1

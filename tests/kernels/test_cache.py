@@ -1,0 +1,57 @@
+"""What is written to slots and copied between blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo.kernels.backend import Kernels
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+def test_tokens_go_to_their_slots_and_nowhere_else(
+    kernels: Kernels, dtype: torch.dtype, slot_dtype: torch.dtype, num_tokens: int
+) -> None:
+    num_blocks, num_heads, block_size, head_dim = 40, 3, 16, 80
+    cache = torch.full((2, num_blocks, num_heads, block_size, head_dim), torch.nan, dtype=dtype)
+    fused = torch.randn(num_tokens, 2 * num_heads + 1, head_dim).to(dtype)
+    key, value = fused[:, 1 : 1 + num_heads], fused[:, 1 + num_heads :]
+    slots = torch.randperm(num_blocks * block_size)[:num_tokens].to(slot_dtype)
+    slots[::5] = -1
+    kernels.write_kv(key, value, cache[0], cache[1], slots)
+    by_slot = cache.transpose(2, 3).flatten(1, 2)
+    written = slots >= 0
+    assert torch.equal(by_slot[0, slots[written].long()], key[written])
+    assert torch.equal(by_slot[1, slots[written].long()], value[written])
+    untouched = torch.ones(num_blocks * block_size, dtype=torch.bool)
+    untouched[slots[written].long()] = False
+    assert by_slot[:, untouched].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_are_copied_in_every_layer(kernels: Kernels, dtype: torch.dtype) -> None:
+    cache = torch.randn(3, 2, 8, 2, 16, 80).to(dtype)
+    before = cache.clone()
+    kernels.copy_blocks(cache, torch.tensor([[1, 2], [1, 5], [7, 0]], dtype=torch.int32))
+    expected = before.clone()
+    expected[:, :, [2, 5, 0]] = before[:, :, [1, 1, 7]]
+    assert torch.equal(cache, expected)
+
+
+def test_a_source_may_be_overwritten_by_a_later_copy(kernels: Kernels) -> None:
+    cache = torch.randn(2, 2, 4, 1, 16, 64)
+    before = cache.clone()
+    kernels.copy_blocks(cache, torch.tensor([[1, 2], [3, 1]], dtype=torch.int32))
+    assert torch.equal(cache[:, :, 2], before[:, :, 1])
+    assert torch.equal(cache[:, :, 1], before[:, :, 3])
+
+
+def test_no_copies(kernels: Kernels) -> None:
+    cache = torch.randn(2, 2, 4, 1, 16, 64)
+    before = cache.clone()
+    kernels.copy_blocks(cache, torch.empty((0, 2), dtype=torch.int32))
+    assert torch.equal(cache, before)
