@@ -66,19 +66,36 @@ def _greedy(logits):
 
 
 @helper
+def _sift_down(heap, root, size):
+    """Lets the element at ``root`` sink to its place in a heap whose smallest is first."""
+    value = heap[root]
+    while True:
+        child = 2 * root + 1
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if child >= size or heap[child] >= value:
+            break
+        heap[root] = heap[child]
+        root = child
+    heap[root] = value
+
+
+@helper
+def _make_heap(values):
+    for root in range(values.size // 2 - 1, -1, -1):
+        _sift_down(values, root, values.size)
+
+
+@helper
 def _kth_largest(logits, k):
-    """Keeps the k best seen in a buffer with room for as many again, so that most tokens cost one comparison."""
-    buffer = np.empty(2 * k + CHUNK, _f32)
-    floor, count = _f32(-np.inf), 0
-    for token in range(logits.size):
-        if logits[token] > floor:
-            buffer[count] = logits[token]
-            count += 1
-            if count == buffer.size:
-                ordered = np.partition(buffer, count - k)
-                buffer[:k] = ordered[count - k :]
-                floor, count = ordered[count - k], k
-    return np.partition(buffer[:count], count - k)[count - k] if count >= k else _f32(-np.inf)
+    """The smallest of a heap of the k best so far: most tokens cost one comparison."""
+    best = logits[:k].copy()
+    _make_heap(best)
+    for token in range(k, logits.size):
+        if logits[token] > best[0]:
+            best[0] = logits[token]
+            _sift_down(best, 0, k)
+    return best[0]
 
 
 @helper
@@ -91,7 +108,7 @@ def _depth(logit, largest, temperature):
 def _top_p_threshold(logits, temperature, threshold, top_p):
     """The smallest logit that top_p keeps of those not below ``threshold``.
 
-    A histogram over depth finds the bucket in which the probability passes top_p; only that bucket is sorted.
+    A histogram over depth finds the bucket in which the probability passes top_p; only that bucket is put in order.
     """
     largest = _largest(logits)
     mass = np.zeros(NUM_BUCKETS)
@@ -114,19 +131,24 @@ def _bucket(depth):
 @helper
 def _smallest_kept(logits, largest, temperature, threshold, bucket, goal):
     """The first token of a bucket, likeliest first, at which its probability reaches ``goal``; else its last."""
-    inside = np.empty(logits.size, _f32)
+    negated = np.empty(logits.size, _f32)
     count = 0
     for token in range(logits.size):
         if logits[token] >= threshold and _bucket(_depth(logits[token], largest, temperature)) == bucket:
-            inside[count] = logits[token]
+            negated[count] = -logits[token]
             count += 1
-    ordered = np.sort(inside[:count])[::-1]
-    before = 0.0
-    for logit in ordered:
-        before += math.exp(-_depth(logit, largest, temperature))
+    negated = negated[:count]
+    _make_heap(negated)
+    before, smallest = 0.0, threshold
+    while count > 0:
+        smallest = -negated[0]
+        before += math.exp(-_depth(smallest, largest, temperature))
         if before >= goal:
-            return logit
-    return ordered[count - 1] if count > 0 else threshold
+            break
+        count -= 1
+        negated[0] = negated[count]
+        _sift_down(negated, 0, count)
+    return smallest
 
 
 @helper

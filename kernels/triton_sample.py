@@ -54,9 +54,9 @@ def draw_kernel(
     key = mix(mix(seed + GAMMA) + place)
     lane = tl.arange(0, BLOCK)
     largest = tl.full([BLOCK], float("-inf"), tl.float64)
-    token_of = tl.full([BLOCK], 0, tl.int32) + part * PART + lane
-    for start in range(0, PART, BLOCK):
-        token = part * PART + start + lane
+    token_of = tl.zeros([BLOCK], tl.int32) + part * PART
+    for start in range(part * PART, tl.minimum((part + 1) * PART, vocab_size), BLOCK):
+        token = start + lane
         inside = token < vocab_size
         logit = tl.load(logits + row * logits_stride + token, mask=inside, other=float("-inf")).to(tl.float64)
         bits = mix(key + token.to(tl.uint64) * GAMMA)

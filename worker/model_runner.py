@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..kernels.backend import Kernels
 from .collectives import Collectives
+from .model.check import unused_tensors
 from .model.config import ModelConfig
 from .model.layers import Placement
 from .model.llama import Batch, KVCache, Llama
@@ -93,8 +94,7 @@ class ModelRunner:
         shares = partition(config, size)
         placement = Placement(device, dtype)
         model = Llama(config, shares, placement, collectives, kernels, max_model_len)
-        spare = frozenset({"lm_head.weight"} if config.tie_word_embeddings else ())
-        load_weights(model.layers(), model_dir, kernels, may_be_unused=spare, progress=progress)
+        load_weights(model.layers(), model_dir, kernels, may_be_unused=unused_tensors(config), progress=progress)
         limits = Limits(block_size, max_num_seqs, max_num_batched_tokens, max_model_len)
         return cls(model, config, limits, placement, kernels, len(shares[rank].kv_heads))
 

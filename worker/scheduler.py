@@ -163,8 +163,8 @@ class Scheduler:
 
     def _schedule(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> None:
         start = sequence.num_computed_tokens
-        builder.add(sequence, start, num_tokens)
         sequence.num_computed_tokens = start + num_tokens
+        builder.add(sequence, num_tokens)
         if start < sequence.num_prompt_tokens:
             self._num_uncomputed_prompt_tokens -= min(num_tokens, sequence.num_prompt_tokens - start)
 

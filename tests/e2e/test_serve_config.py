@@ -17,9 +17,9 @@ import psutil
 import pytest
 import yaml
 from openai import OpenAI
+from serve_process import ServeProcess, wait_until
 
 from octavo.cluster.local_ray import free_ports
-from serve_process import ServeProcess, wait_until
 
 BIN = Path(sys.executable).parent
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

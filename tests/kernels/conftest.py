@@ -1,7 +1,7 @@
 """Every test here states what a kernel does; it runs on the kernels of this machine's CPU.
 
 With ``TRITON_INTERPRET=1`` in the environment the same tests run on the Triton kernels, interpreted
-(``test_triton.py`` starts them so). Triton must see the variable when it is first imported, hence the process of its own.
+(``test_triton.py`` starts them so). Triton must see the variable when it is first imported, hence a process of its own.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+@pytest.mark.parametrize("num_tokens", [1, 200])
 def test_tokens_go_to_their_slots_and_nowhere_else(
     kernels: Kernels, dtype: torch.dtype, slot_dtype: torch.dtype, num_tokens: int
 ) -> None:

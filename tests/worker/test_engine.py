@@ -93,6 +93,7 @@ def test_tokens_come_one_by_one_with_their_positions() -> None:
         (3, 0, (3,), 3, FinishReason.LENGTH),
         (5, 2, (2,), 3, FinishReason.STOP),  # two tokens are there, the third may be the end
         (5, 3, (3,), 4, FinishReason.STOP),
+        (5, 2, (1,), 5, FinishReason.LENGTH),  # drawn all the same, too early to be the end
         (5, 0, (11,), 5, FinishReason.LENGTH),  # in the prompt
         (0, 0, (), 0, FinishReason.LENGTH),
     ],

@@ -334,6 +334,7 @@ class RandomOperations(RuleBasedStateMachine):
         assert self.engine.scheduler.pool.num_free_blocks == self.limits.num_blocks
         self._listen()
         self._check_snapshot()
+        self._check_hashes()
         self._count()
 
     # ---- parts ----
@@ -418,6 +419,15 @@ class RandomOperations(RuleBasedStateMachine):
         copy = NaiveIndex()
         copy.apply(snapshot)  # parents before children, without a hole
         self.totals["snapshots"] += 1
+
+    def _check_hashes(self) -> None:
+        """What is told is the gateways' hash of the very tokens."""
+        known = set[int]()
+        for request in self.requests:
+            for branch in request.branches:
+                tokens = request.prompt_token_ids + output_alone(request, branch.index)[0]
+                known |= set(self.hasher.hash_blocks(tokens, request.cache_salt).tolist())
+        assert self.index.hashes <= known
 
     def _done(self, operation: str) -> None:
         self.totals["operations"] += 1

@@ -44,7 +44,7 @@ class Bench:
         self.scheduler.add(sequence)
         return sequence
 
-    def run_alone(self, prompt: range) -> Sequence:
+    def run_alone(self, prompt: range | list[int]) -> Sequence:
         """A sequence whose prompt is computed."""
         sequence = self.add(prompt)
         assert self.step().sampled == (sequence,)
@@ -70,7 +70,7 @@ class Bench:
 
 def tokens_of(step: ScheduledStep) -> dict[str, int]:
     """Request → tokens computed in the step."""
-    return {entry.sequence.request.request_id: entry.num_tokens for entry in step.scheduled}
+    return {sequence.request.request_id: num_tokens for sequence, num_tokens in step.scheduled.items()}
 
 
 # ---- the plan ----
@@ -128,7 +128,7 @@ def test_the_plan_is_in_the_order_of_scheduling_and_its_logits_too() -> None:
     bench = Bench(budget=8)
     first, second = bench.add(range(3)), bench.add(range(10, 30))
     step = bench.plan()
-    assert [entry.sequence for entry in step.scheduled] == [first, second]
+    assert step.scheduled == {first: 3, second: 5}
     assert step.sampled == (first,)
     assert step.plan.logit_indices.tolist() == [2]
     assert step.plan.num_new_tokens.tolist() == [3, 5]
@@ -267,6 +267,13 @@ def test_a_prompt_one_token_longer_than_what_is_cached_computes_that_token() -> 
     assert tokens_of(bench.step()) == {"1": 1}
 
 
+def test_what_is_computed_behind_a_found_prefix_is_found_with_it() -> None:
+    bench = Bench()
+    for num_tokens in (9, 13, 17):
+        bench.finish(bench.run_alone(range(num_tokens)))
+    assert bench.run_alone(range(30)).num_cached_tokens == 16
+
+
 def test_output_is_found_again_too() -> None:
     bench = Bench()
     sequence = bench.add(range(4))
@@ -339,7 +346,9 @@ def test_the_latest_of_equals_gives_way_and_its_output_is_kept() -> None:
     assert (second.num_preemptions, bench.scheduler.counters.num_preemptions) == (1, 1)
     assert second.token_ids.tolist() == [*range(100, 107), 9, 9]
     bench.finish(first)
-    assert tokens_of(bench.step()) == {"1": 5}  # its first block was still there
+    step = bench.step()
+    assert step.scheduled == {second: 5}  # its first block was still there
+    assert step.plan.table_updates.tolist() == [[second.slot, 0, 3]]  # the ranks learn its whole table again
     assert second.num_cached_tokens == 0  # as it was when first admitted: what was reused of others
 
 
@@ -364,7 +373,7 @@ def test_what_came_from_the_cache_or_is_not_computed_yet_is_not_lost() -> None:
 
 def test_nothing_is_admitted_in_a_step_that_preempts() -> None:
     bench, first, second = two_that_fill_the_pool()
-    bench.add([1])
+    bench.add([1], priority=-1)
     step = bench.step()
     assert step.sampled == (first,)
     assert second.status is SequenceStatus.WAITING
@@ -378,39 +387,41 @@ class FirstGivesWay:
 
 
 def test_a_sequence_preempted_in_the_step_it_was_planned_in_leaves_nothing_that_was_not_written() -> None:
-    bench = Bench(num_blocks=5, budget=8, victim=FirstGivesWay())
-    first, second = bench.add(range(7)), bench.add(range(100, 105))
-    bench.step()  # 7 + 1 tokens
-    assert tokens_of(bench.step()) == {"0": 1, "1": 4}
+    bench = Bench(num_blocks=6, victim=FirstGivesWay())
+    first, second = bench.add(range(7)), bench.add(range(100, 108))
     bench.step()
-    bench.step()
-    assert (first.num_computed_tokens, second.num_computed_tokens) == (10, 7)
-    bench.scheduler.drain_events()
-    first.token_ids.extend([9] * 2)  # as if three tokens were to be computed: they fill the block begun
-    second.token_ids.extend([9] * 2)
-    pool = bench.scheduler.pool
-    assert pool.num_free_blocks == 0
-    plan = bench.plan()
-    # The first was planned first, then had to make room for the second: its third block was never filled.
+    first.token_ids.extend([9] * 3)  # as if 4 were to be computed: they fill its second block and begin a third
+    second.token_ids.extend([9] * 4)  # 5 to be computed, in two blocks more, where one is left
+    step = bench.step()
+    assert step.scheduled == {second: 5}
     assert first.status is SequenceStatus.WAITING
-    assert [entry.sequence for entry in plan.scheduled] == [second]
-    never_written = tuple(first.token_ids[:12])
-    bench.finish(second)
-    reader = bench.add([*never_written, 1])
+    never_written = first.token_ids[:8].tolist()
     bench.finish(first)
-    bench.step()
-    assert reader.num_cached_tokens == 8
+    bench.finish(second)
+    reader = bench.run_alone([*never_written, 1])
+    assert reader.num_cached_tokens == 4
 
 
 def test_the_budget_of_a_preempted_sequence_goes_to_others() -> None:
-    bench = Bench(num_blocks=4, budget=2, victim=FirstGivesWay())
-    first, second = bench.add([1, 2]), bench.add([3, 4])
+    bench = Bench(num_blocks=5, budget=10, victim=FirstGivesWay())
+    first, second, third = bench.add(range(3)), bench.add(range(100, 104)), bench.add(range(200, 203))
     bench.step()
+    first.token_ids.extend([9] * 3)  # 4 to be computed, in one block more
+    second.token_ids.extend([9] * 4)  # 5 to be computed, in two blocks more, where one is left
+    third.token_ids.extend([9] * 20)
+    assert bench.step().scheduled == {second: 5, third: 5}
+
+
+def test_what_is_told_of_a_preempted_sequence_has_the_right_hashes() -> None:
+    bench, first, second = two_that_fill_the_pool()
     bench.step()
-    first.token_ids.extend([9] * 3)
-    second.token_ids.extend([9] * 20)
-    sizes = [bench.plan().plan.token_ids.size for _ in range(4)]
-    assert sizes == [2, 2, 2, 2]
+    bench.finish(first)
+    for _ in range(4):
+        bench.step()
+    right = {value for sequence in (first, second) for value in HASHER.hash_blocks(sequence.token_ids).tolist()}
+    told = {value for event in bench.scheduler.drain_events() for value in event.hashes}
+    assert second.num_preemptions == 1
+    assert told <= right
 
 
 def test_preempted_work_is_counted_without_what_was_only_planned() -> None:

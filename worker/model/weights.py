@@ -44,6 +44,16 @@ def load_weights(
         checkpoint.refuse_unused(may_be_unused)
 
 
+def check_weights(layers: Iterable[Layer], folder: Path, *, may_be_unused: frozenset[str]) -> None:
+    """Raise what ``load_weights`` would raise, without reading a weight; the layers may lie on the meta device."""
+    with ExitStack() as stack:
+        checkpoint = Checkpoint(folder, stack)
+        for layer in layers:
+            for part in layer.parts():
+                checkpoint.find(part)
+        checkpoint.refuse_unused(may_be_unused)
+
+
 class Checkpoint:
     """The open files of a checkpoint and which tensors were read from them."""
 
@@ -61,6 +71,10 @@ class Checkpoint:
 
     def copy(self, part: Part) -> None:
         """Read one slice into its place, converting the dtype."""
+        part.target.copy_(self.find(part)[part.slices])
+
+    def find(self, part: Part) -> Any:
+        """The stored tensor, of which the slice can be read. Raises ConfigurationError for one that does not fit."""
         file = self._file_of.get(part.name)
         if file is None:
             raise ConfigurationError(f"{self._folder} lacks the tensor {part.name} (shape {_shown(part.shape)})")
@@ -71,8 +85,8 @@ class Checkpoint:
                 f"tensor {part.name} in {self._folder} has the shape {_shown(found)}, expected {_shown(part.shape)} "
                 "by config.json"
             )
-        part.target.copy_(source[part.slices])
         self._unread.discard(part.name)
+        return source
 
     def refuse_unused(self, allowed: frozenset[str]) -> None:
         unused = sorted(
