@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
-
 from ..worker.errors import Unavailable
 from ..worker.messages import (
     Branch,
@@ -26,7 +24,7 @@ from ..worker.messages import (
     SequenceUpdate,
 )
 from ..worker.routing_hash import RoutingHasher
-from .api.metrics import merge_metrics
+from .api.metrics import GatewayMetrics, merge_metrics
 from .api.service import GenerationRequest, Readiness, Route, TokenDelta
 from .group_client import GroupClient, GroupLost, TokenStream
 from .router_client import REGISTRY_PERIOD_S, RouterAway, RouterClient
@@ -45,22 +43,12 @@ REVIVAL_S = 10.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class DataPlaneCounters:
-    """Totals since the gateway's start."""
-
-    num_fallback_routes: int = 0
-    """Requests placed by this gateway because the router did not answer."""
-    num_failovers: int = 0
-    """Requests that went on at another group."""
-
-
 class ClusterService:
     """One per gateway. ``run`` keeps the registry fresh; it must be running."""
 
-    def __init__(self, gateway_id: str, router: RouterClient, hasher: RoutingHasher) -> None:
+    def __init__(self, gateway_id: str, router: RouterClient, hasher: RoutingHasher, metrics: GatewayMetrics) -> None:
         self.gateway_id = gateway_id
-        self.counters = DataPlaneCounters()
+        self.metrics = metrics
         self.hasher = hasher
         self._router = router
         self._groups: dict[int, tuple[GroupEntry, GroupClient]] = {}
@@ -110,22 +98,7 @@ class ClusterService:
         with contextlib.suppress(RouterAway):
             texts = await self._router.cluster_metrics()
         texts.pop(f"gateway:{self.gateway_id}", None)
-        return merge_metrics([*texts.values(), self._own_metrics()])
-
-    def _own_metrics(self) -> str:
-        """What the data plane counts, beside the HTTP layer's metrics."""
-        registry = CollectorRegistry()
-        labels = {"gateway": self.gateway_id}
-        for name, text, value in (
-            (
-                "octavo_gateway_fallback_routes",
-                "Requests placed without the router.",
-                self.counters.num_fallback_routes,
-            ),
-            ("octavo_gateway_failovers", "Requests that went on at another group.", self.counters.num_failovers),
-        ):
-            Counter(name, text, labels, registry=registry).labels(**labels).inc(value)
-        return generate_latest(registry).decode()
+        return merge_metrics(texts.values())
 
     async def readiness(self) -> Readiness:
         with contextlib.suppress(RouterAway):
@@ -190,7 +163,7 @@ class ClusterService:
         try:
             return await self._router.route(query)
         except RouterAway:
-            self.counters.num_fallback_routes += 1
+            self.metrics.fallback_routes.inc()
             return self._least_loaded(query)
 
     def _least_loaded(self, query: RouteQuery) -> RouteDecision:
@@ -284,7 +257,7 @@ class ClusterGeneration:
             self.dead = (*self.dead, self._placed().client.generation)
         if self.request.attempt >= MOST_ATTEMPTS:
             return f"{MOST_ATTEMPTS} worker groups were lost while they worked on this request"
-        self.service.counters.num_failovers += 1
+        self.service.metrics.failovers.inc()
         self.request = replace(
             self.request,
             branches=(Branch(0, tuple(self.output)),),

@@ -40,10 +40,10 @@ class Gateway:
         folder = await asyncio.to_thread(self._model_folder, plan)
         self._text = await asyncio.to_thread(TextProcessor.load, folder)
         self._info = served_model(plan, folder)
-        self._metrics = GatewayMetrics(self._info.name)
+        self._metrics = GatewayMetrics(self._info.name, self._id)
         self._router = RouterClient(self._id, plan.router_name, NAMESPACE)
         hasher = RoutingHasher(plan.routing_key, plan.config.block_size)
-        self._service = ClusterService(self._id, self._router, hasher)
+        self._service = ClusterService(self._id, self._router, hasher, self._metrics)
 
     @staticmethod
     def _model_folder(plan: ServePlan) -> Path:

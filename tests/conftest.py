@@ -7,6 +7,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 from hypothesis import HealthCheck, settings
+from rank_group import StartGroup, start_ranks
 
 from octavo.worker.checkpoint import resolve_model
 
@@ -20,3 +21,9 @@ settings.load_profile("default")
 def model_dir() -> Path:
     """The embedded SmolLM2-135M-Instruct as a Hugging Face folder, from the same cache that ``octavo serve`` uses."""
     return resolve_model(None, cache_dir=platformdirs.user_cache_path("octavo"), report=print).path
+
+
+@pytest.fixture(scope="session")
+def start_group() -> StartGroup:
+    """``with start_group(model_dir, size, num_blocks=…) as (runner, executor)``: the leader of ``size`` real ranks."""
+    return start_ranks

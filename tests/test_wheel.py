@@ -30,7 +30,7 @@ for path in sorted((target / "octavo").rglob("*.py")):
             failed.append(f"{name} came from {module.__file__}")
     except Exception as error:
         failed.append(f"{name}: {type(error).__name__}: {error}")
-sys.exit("\\n".join(failed))
+sys.exit("\\n".join(failed) or 0)
 """
 
 FIND_TOP_LEVEL = """

@@ -57,7 +57,7 @@ def build_app(
     ``service.metrics_text()``, which therefore must not contain them. ``keepalive_s`` None sends no comments on silent
     streams. ``answers_request_id`` is False where the server around the app adds x-request-id, as Ray Serve does.
     """
-    metrics = metrics or GatewayMetrics(info.name)
+    metrics = metrics or GatewayMetrics(info.name, gateway="alone")
     app = FastAPI(title="Octavo", version=version("octavo"), docs_url="/docs", redoc_url=None)
     app.add_middleware(Envelope, metrics=metrics, answers_request_id=answers_request_id)
     _add_error_handlers(app)

@@ -24,16 +24,16 @@ _LATENCY_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-_MODEL = "model_name"
+_LABELS = ("model_name", "gateway")
 _SAMPLE_SUFFIXES = frozenset(("", "_bucket", "_sum", "_count"))
 
 
 class GatewayMetrics:
-    """The metrics of one gateway in a registry of their own."""
+    """The metrics of one gateway in a registry of their own; the label ``gateway`` tells gateways apart."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, gateway: str) -> None:
         self.registry = CollectorRegistry()
-        self._model = model
+        self._own = (model, gateway)
         self.time_to_first_token = self._histogram(
             "octavo_time_to_first_token_seconds", "From the request's arrival to its first token.", _TTFT_BUCKETS
         )
@@ -51,37 +51,43 @@ class GatewayMetrics:
         self._success = Counter(
             "octavo_request_success_total",
             "Ended outputs by the reason of their end.",
-            [_MODEL, "finished_reason"],
+            [*_LABELS, "finished_reason"],
             registry=self.registry,
         )
         self._http = Counter(
             "octavo_http_requests_total",
             "HTTP answers by route and status.",
-            [_MODEL, "path", "status"],
+            [*_LABELS, "path", "status"],
             registry=self.registry,
         )
         self.in_flight = Gauge(
             "octavo_gateway_requests_in_flight",
             "Outputs that this gateway waits for.",
-            [_MODEL],
+            _LABELS,
             registry=self.registry,
-        ).labels(model)
+        ).labels(*self._own)
+        self.fallback_routes = self._counter(
+            "octavo_gateway_fallback_routes_total", "Requests placed by the gateway because the router did not answer."
+        )
+        self.failovers = self._counter(
+            "octavo_gateway_failovers_total", "Requests that went on at another worker group."
+        )
 
     def http_answer(self, path: str, status: int) -> None:
-        self._http.labels(self._model, path, str(status)).inc()
+        self._http.labels(*self._own, path, str(status)).inc()
 
     def ended(self, reason: FinishReason) -> None:
-        self._success.labels(self._model, reason.value).inc()
+        self._success.labels(*self._own, reason.value).inc()
 
     def text(self) -> str:
         """Prometheus text exposition, format 0.0.4."""
         return merge_metrics([generate_latest(self.registry).decode()])
 
     def _counter(self, name: str, help_text: str) -> Counter:
-        return Counter(name, help_text, [_MODEL], registry=self.registry).labels(self._model)
+        return Counter(name, help_text, _LABELS, registry=self.registry).labels(*self._own)
 
     def _histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, help_text, [_MODEL], buckets=buckets, registry=self.registry).labels(self._model)
+        return Histogram(name, help_text, _LABELS, buckets=buckets, registry=self.registry).labels(*self._own)
 
 
 class OutputMeter:

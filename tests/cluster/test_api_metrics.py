@@ -28,7 +28,7 @@ def samples(text: str) -> dict[tuple[Any, ...], float]:
 
 async def value(client: httpx2.AsyncClient, name: str, **labels: str) -> float:
     found = samples((await client.get("/metrics")).text)
-    return found[(name, *sorted({"model_name": "smollm2", **labels}.items()))]
+    return found[(name, *sorted({"model_name": "smollm2", "gateway": "alone", **labels}.items()))]
 
 
 async def test_what_a_request_leaves_behind(client: httpx2.AsyncClient) -> None:
@@ -51,7 +51,8 @@ async def test_every_end_is_counted_once(client: httpx2.AsyncClient, service: An
     await client.post("/v1/completions", json=PROMPT)
     found = samples((await client.get("/metrics")).text)
     ends = {key: number for key, number in found.items() if key[0] == "octavo_request_success_total"}
-    assert ends == {("octavo_request_success_total", ("finished_reason", reason.value), ("model_name", "smollm2")): 1}
+    labels = (("finished_reason", reason.value), ("gateway", "alone"), ("model_name", "smollm2"))
+    assert ends == {("octavo_request_success_total", *labels): 1}
     assert await value(client, "octavo_gateway_requests_in_flight") == 0
 
 

@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel for one target, without a GPU: ``python compile_triton.py sm_90``."""
+"""Compiles every Triton kernel without a GPU: ``python compile_triton.py sm_80 sm_90 sm_100 gfx942``."""
 
 from __future__ import annotations
 
@@ -97,4 +97,6 @@ def main(target: GPUTarget) -> None:
 
 
 if __name__ == "__main__":
-    main(TARGETS[sys.argv[1]])
+    for name in sys.argv[1:]:
+        main(TARGETS[name])
+        print(name)

@@ -1,4 +1,4 @@
-"""Real ranks for the tests of the worker: rank 0 in the test, the others as processes."""
+"""Real ranks for tests: rank 0 in the test, the others as processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import pytest
 import torch
 
 from octavo.kernels.backend import select_kernels
@@ -25,16 +24,11 @@ LIMITS = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max
 StartGroup = Callable[..., AbstractContextManager[tuple[ModelRunner, Executor]]]
 
 
-@pytest.fixture(scope="session")
-def start_group() -> StartGroup:
-    """``with start_group(model_dir, size, num_blocks=…) as (runner, executor)``: the leader of ``size`` real ranks."""
-    return _group
-
-
 @contextlib.contextmanager
-def _group(
+def start_ranks(
     model_dir: Path, size: int = 1, *, num_blocks: int = 64, limits: dict[str, int] | None = None
 ) -> Iterator[tuple[ModelRunner, Executor]]:
+    """The leader of ``size`` real ranks: its runner, and the executor that drives all of them."""
     limits = LIMITS if limits is None else limits
     port = _free_port()
     task = {"model_dir": str(model_dir), "host": "127.0.0.1", "port": port, "size": size}
