@@ -143,6 +143,8 @@ class GroupClient:
             for update in frame.updates:
                 if stream := self._streams.get(update.request_id):
                     stream.put(update)
+        if not self.lost:  # the leader may forget the last frame too; one that drains waits for that
+            self._leader.poll.remote(self._gateway_id, acknowledged, 0.0)
 
     def _lose(self, error: BaseException, *, is_dead: bool) -> None:
         logger.warning("worker group generation %d lost: %s", self.generation, str(error).strip().split("\n")[-1])

@@ -119,7 +119,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     if x.dtype != torch.float32 or weight.dtype != torch.float32:
         return reference.rms_norm(x, weight, eps, residual)
     rows, width = x.shape
-    out = torch.empty((rows, width))
+    out = torch.empty_like(x)
     at, stride = (0, 0) if residual is None else (residual.data_ptr(), residual.stride(0))
     threads = _threads_for(rows * width)
     kernel = _RMS_NORM[threads > 1]
@@ -156,7 +156,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if gate_up.dtype != torch.float32:
         return reference.silu_mul(gate_up)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, width))
+    out = gate_up.new_empty((rows, width))
     threads = _threads_for(rows * width)
     _SILU_MUL[threads > 1](gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), rows, width, threads)
     return out

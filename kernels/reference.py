@@ -7,9 +7,12 @@ Written to be read, not to be fast. Words: T tokens, S sequences, R rows of logi
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from .noise import gumbel_noise
 
@@ -43,7 +46,7 @@ def paged_attention(
     ``query_start_loc[s + 1]``, the last of them at position ``seq_lens[s] - 1``. ``block_tables`` int32
     ``[S, max_blocks]``, ``seq_lens`` int32 ``[S]``, ``query_start_loc`` int32 ``[S + 1]``. Query head h reads KV head
     ``h // (num_query_heads // num_kv_heads)``. Slots past a sequence's length are never read: they may hold NaN.
-    Rows that belong to no sequence (padding) are left as they are in ``out``, zero in a new tensor.
+    Rows that belong to no sequence (padding) are left as they are in ``out``; a new tensor's are unspecified.
     ``max_query_len`` and ``max_seq_len`` are upper bounds, for kernels that size their launch by them.
     """
     out = torch.zeros_like(query) if out is None else out
@@ -114,21 +117,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate.float()).to(up.dtype) * up
 
 
-def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Module:
-    """A module that maps ``[T, in]`` to ``[T, out]`` by ``weight[out, in]``."""
-    return Linear(weight, bias)
-
-
-class Linear(nn.Module):
-    """torch's own matrix product, nothing repacked."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__()
-        self.weight = weight
-        self.bias = bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """A function that maps ``[T, in]`` to ``[T, out]`` by ``weight[out, in]``, for many calls."""
+    return functools.partial(F.linear, weight=weight, bias=bias)
 
 
 def sample(

@@ -3,9 +3,10 @@
     python tests/bench/engine.py [--model FOLDER] [--prompt-tokens 128] [--output-tokens 64] [--repeats 3] [--threads N]
 
 Both compute in float32 on the same number of threads, greedily, the same number of output tokens (end of sequence
-ignored). transformers gets its 16 sequences as one batch of equal length, without padding: its best case. Prefill is
-part of both times. The engine's prefix cache is off, since every repeat has the same prompts. Prints ratios; the last
-line is JSON.
+ignored). transformers gets its 16 sequences as one batch of equal length, without padding: its best case. The engine's
+prefix cache is off, since every repeat has the same prompts. Prints the ratio of output tokens per second from the
+submission on (prefill included), and of decoding alone, from the moment that every sequence has its first token. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import json
 import platform
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 import torch
+from transformers import StoppingCriteria
 
 from octavo.worker.checkpoint import resolve_model
 from octavo.worker.engine import Engine
-from octavo.worker.messages import Request, SamplingParams
+from octavo.worker.messages import Request, SamplingParams, SequenceUpdate
 from octavo.worker.rank import LoadedRank, executor_of, load_alone, scheduler_of
 from octavo.worker.spec import WorkerSpec
 
@@ -105,18 +108,32 @@ def make_prompts(count: int, length: int, vocab_size: int) -> torch.Tensor:
     return torch.randint(100, vocab_size, (count, length), generator=generator)
 
 
-def run_engine(spec: WorkerSpec, loaded: LoadedRank, prompts: torch.Tensor, output_tokens: int) -> float:
-    """Output tokens per second."""
-    engine = Engine(
-        scheduler_of(spec, loaded), executor_of(loaded), clock=time.perf_counter, emit=lambda gateway, update: None
-    )
+@dataclass(frozen=True)
+class Run:
+    """Output tokens per second, over all and after the first token of every sequence."""
+
+    whole: float
+    decode: float
+
+    @classmethod
+    def of(cls, count: int, output_tokens: int, started: float, first: float, ended: float) -> Run:
+        return cls(count * output_tokens / (ended - started), count * (output_tokens - 1) / (ended - first))
+
+
+def run_engine(spec: WorkerSpec, loaded: LoadedRank, prompts: torch.Tensor, output_tokens: int) -> Run:
+    first_token_s: dict[str, float] = {}
+
+    def emit(gateway: str, update: SequenceUpdate) -> None:
+        first_token_s.setdefault(update.request_id, time.perf_counter())
+
+    engine = Engine(scheduler_of(spec, loaded), executor_of(loaded), clock=time.perf_counter, emit=emit)
     started = time.perf_counter()
     for index, prompt in enumerate(prompts.tolist()):
         sampling = SamplingParams(output_tokens, seed=0, temperature=0.0)
         engine.submit(Request(str(index), "bench", "bench", tuple(prompt), (), sampling))
     while engine.step():
         pass
-    return len(prompts) * output_tokens / (time.perf_counter() - started)
+    return Run.of(len(prompts), output_tokens, started, max(first_token_s.values()), time.perf_counter())
 
 
 def load_transformers(model_dir: Path) -> torch.nn.Module:
@@ -125,9 +142,20 @@ def load_transformers(model_dir: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
 
 
+class StepTimes(StoppingCriteria):
+    """Never stops; notes when each token was there."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+        self.times.append(time.perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
 @torch.inference_mode()
-def run_transformers(model: torch.nn.Module, prompts: torch.Tensor, output_tokens: int) -> float:
-    """Output tokens per second."""
+def run_transformers(model: torch.nn.Module, prompts: torch.Tensor, output_tokens: int) -> Run:
+    steps = StepTimes()
     started = time.perf_counter()
     model.generate(
         prompts,
@@ -136,19 +164,23 @@ def run_transformers(model: torch.nn.Module, prompts: torch.Tensor, output_token
         min_new_tokens=output_tokens,
         do_sample=False,
         pad_token_id=0,
+        stopping_criteria=[steps],
     )
-    return len(prompts) * output_tokens / (time.perf_counter() - started)
+    return Run.of(len(prompts), output_tokens, started, steps.times[0], time.perf_counter())
 
 
-def report(count: int, args: argparse.Namespace, pairs: list[tuple[float, float]]) -> dict[str, float]:
-    ours = statistics.median(pair[0] for pair in pairs)
-    theirs = statistics.median(pair[1] for pair in pairs)
-    ratio = statistics.median(a / b for a, b in pairs)
-    print(
-        f"{count} sequences of {args.prompt_tokens} + {args.output_tokens} tokens: engine {ours:.1f} tokens/s, "
-        f"transformers {theirs:.1f} tokens/s, ratio {ratio:.2f} (expected at least {RATIOS_WANTED[count]})"
-    )
-    return {"engine_tokens_per_s": ours, "transformers_tokens_per_s": theirs, "ratio": ratio}
+def report(count: int, args: argparse.Namespace, pairs: list[tuple[Run, Run]]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for part in ("whole", "decode"):
+        rates = [(getattr(ours, part), getattr(theirs, part)) for ours, theirs in pairs]
+        ours, theirs = (statistics.median(rate[side] for rate in rates) for side in (0, 1))
+        ratio = statistics.median(rate[0] / rate[1] for rate in rates)
+        figures |= {f"{part}_engine": ours, f"{part}_transformers": theirs, f"{part}_ratio": ratio}
+        print(
+            f"{count} sequences of {args.prompt_tokens} + {args.output_tokens} tokens, {part}: engine {ours:.1f}, "
+            f"transformers {theirs:.1f} tokens/s, ratio {ratio:.2f} (expected at least {RATIOS_WANTED[count]})"
+        )
+    return figures
 
 
 def processor() -> str:

@@ -1,4 +1,4 @@
-"""Every test here states what a kernel does; it runs on the kernels of this machine's CPU.
+"""Every test here states what a kernel does. It runs on the kernels for CPUs, and on the Triton kernels where a GPU is.
 
 With ``TRITON_INTERPRET=1`` in the environment the same tests run on the Triton kernels, interpreted
 (``test_triton.py`` starts them so). Triton must see the variable when it is first imported, hence a process of its own.
@@ -12,16 +12,26 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor
 
 from octavo.kernels.backend import Kernels, cpu_kernels, reference_kernels, triton_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ON_GPU = torch.cuda.is_available() and not INTERPRETED
+MAKERS = {"cpu": cpu_kernels, "reference": reference_kernels, "triton": triton_kernels}
+
+# The interpreter takes a second where others take a millisecond.
+settings.register_profile("kernels", max_examples=8 if INTERPRETED else 60, deadline=None, derandomize=True)
 
 
-@pytest.fixture(scope="session", params=["triton"] if INTERPRETED else ["cpu", "reference"])
-def kernels(request: pytest.FixtureRequest) -> Kernels:
-    return {"cpu": cpu_kernels, "reference": reference_kernels, "triton": triton_kernels}[request.param]()
+@pytest.fixture(scope="session", params=["triton"] if INTERPRETED else ["cpu", "reference"] + ["triton"] * ON_GPU)
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    """Tests make their tensors on the default device."""
+    if request.param == "triton" and ON_GPU:
+        torch.set_default_device("cuda")
+    yield MAKERS[request.param]()
+    torch.set_default_device(None)
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +99,7 @@ def make_batch(
     seed: int = 0,
 ) -> Batch:
     """``seqs``: (tokens cached before, new tokens) of each sequence. Blocks are dealt out in random order."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device=torch.get_default_device()).manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)

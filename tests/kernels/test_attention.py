@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.kernels.backend import Kernels
@@ -24,12 +24,7 @@ sequences = st.lists(
 )
 
 
-@settings(
-    max_examples=20,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(settings.get_profile("kernels"))
 @given(
     seqs=sequences,
     heads=st.sampled_from(HEAD_SHAPES),

@@ -46,7 +46,7 @@ def rows(logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, 
 
 
 def random_rows(num_rows: int, vocab_size: int, seed: int) -> Rows:
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device=torch.get_default_device()).manual_seed(seed)
 
     def integers(low: int, high: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.randint(low, high, (num_rows,), generator=generator, dtype=dtype)
@@ -69,7 +69,7 @@ def random_rows(num_rows: int, vocab_size: int, seed: int) -> Rows:
     )
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(settings.get_profile("kernels"))
 @given(vocab_size=st.sampled_from([1, 2, 17, 512, 1000, 9000]), seed=st.integers(0, 10_000))
 def test_every_backend_draws_the_same(kernels: Kernels, vocab_size: int, seed: int) -> None:
     batch = random_rows(8, vocab_size, seed)
@@ -79,7 +79,7 @@ def test_every_backend_draws_the_same(kernels: Kernels, vocab_size: int, seed: i
 def test_a_draw_depends_on_its_row_alone(kernels: Kernels) -> None:
     batch = random_rows(12, 700, seed=3)
     together = batch.draw(kernels)
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(12, generator=torch.Generator(device=torch.get_default_device()).manual_seed(0))
     assert torch.equal(batch.pick(order).draw(kernels), together[order])
     alone = torch.cat([batch.pick(torch.tensor([row])).draw(kernels) for row in range(12)])
     assert torch.equal(alone, together)
@@ -172,6 +172,7 @@ def mixed(x: int) -> int:
     return x ^ (x >> 31)
 
 
+@settings(settings.get_profile("kernels"))
 @given(
     seed=st.integers(0, 2**64 - 1),
     branch=st.integers(0, 2**31 - 1),

@@ -16,7 +16,7 @@ import pytest
 HERE = Path(__file__).parent
 SUBJECTS = [str(HERE / f"test_{subject}.py") for subject in ("attention", "cache", "elementwise", "sample")]
 COMMANDS = {
-    "interpret": ["-m", "pytest", "-q", "-p", "no:cacheprovider", *SUBJECTS],
+    "interpret": ["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUBJECTS],
     "compile": [str(HERE / "compile_triton.py"), "sm_80", "sm_90", "sm_100", "gfx942"],
 }
 
