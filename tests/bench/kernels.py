@@ -6,8 +6,8 @@ The roofline is measured in the same run: the bandwidth at which a large array i
 large matrix product. A kernel's best possible time is the larger of its bytes over the one and its operations over the
 other; its share is that time over its own. Small kernels run from a CPU's caches and can pass 100 % of memory's
 bandwidth. Bytes are what must be read and written once; operations count a multiplication and an addition as two. Times
-are the median of repeated calls, warm; on a GPU those of a captured graph, so launches from Python are not in them. On a
-CPU the process restarts itself in the environment of a worker. The last line is JSON.
+are the median of repeated calls, warm; on a GPU those of a captured graph, so launches from Python are not in them. On
+a CPU the process restarts itself in the environment of a worker. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -96,9 +96,8 @@ def become_a_worker(num_threads: int) -> None:
 
 
 def describe(args: argparse.Namespace, kernels: Kernels) -> str:
-    where = (
-        torch.cuda.get_device_name() if args.device == "cuda" else f"{platform.processor()} × {args.threads} threads"
-    )
+    cpu = f"{args.threads} threads, {torch.backends.cpu.get_cpu_capability()}"
+    where = torch.cuda.get_device_name() if args.device == "cuda" else cpu
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
     return f"{kernels.name} kernels, {args.dtype}, {where}, torch {torch.__version__}, {load}, SmolLM2-135M's sizes"
 
