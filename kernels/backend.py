@@ -77,8 +77,8 @@ def reference_kernels() -> Kernels:
     )
 
 
-def cpu_kernels() -> Kernels:
-    """numba and oneDNN."""
+def cpu_kernels(*, keep_plain_weights: bool = False) -> Kernels:
+    """numba and oneDNN. ``keep_plain_weights`` spends memory on the speed of one and two rows; see cpu_linear.py."""
     from . import cpu_attention, cpu_cache, cpu_elementwise, cpu_linear, cpu_sample
 
     return Kernels(
@@ -90,7 +90,7 @@ def cpu_kernels() -> Kernels:
         rotary=cpu_elementwise.rotary,
         silu_mul=cpu_elementwise.silu_mul,
         sample=cpu_sample.sample,
-        prepare_linear=cpu_linear.PackedLinear,
+        prepare_linear=cpu_linear.prepare_linear(keep_plain_weights),
     )
 
 
@@ -111,8 +111,8 @@ def triton_kernels() -> Kernels:
     )
 
 
-def select_kernels(device: torch.device) -> Kernels:
+def select_kernels(device: torch.device, *, keep_plain_weights: bool = False) -> Kernels:
     """The fastest implementation for a device. Only what it needs is imported: numba on CPUs, Triton on GPUs."""
     if device.type == "cpu":
-        return cpu_kernels()
+        return cpu_kernels(keep_plain_weights=keep_plain_weights)
     return triton_kernels() if device.type == "cuda" else reference_kernels()

@@ -7,7 +7,6 @@ Written to be read, not to be fast. Words: T tokens, S sequences, R rows of logi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -118,8 +117,15 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """A function that maps ``[T, in]`` to ``[T, out]`` by ``weight[out, in]``, for many calls."""
-    return functools.partial(F.linear, weight=weight, bias=bias)
+    """A function that maps ``[T, in]`` to ``[T, out]`` by ``weight[out, in]``, for many calls.
+
+    The product is taken in the weight's dtype and given in the input's.
+    """
+
+    def product(x: Tensor) -> Tensor:
+        return F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
+
+    return product
 
 
 def sample(

@@ -92,7 +92,7 @@ class ModelRunner:
             raise ValueError(f"rank {rank} of {size}, but collectives of rank {collectives.rank} of {collectives.size}")
         config = ModelConfig.from_folder(model_dir)
         shares = partition(config, size)
-        placement = Placement(device, dtype)
+        placement = Placement.on(device, dtype)
         model = Llama(config, shares, placement, collectives, kernels, max_model_len)
         load_weights(model.layers(), model_dir, kernels, may_be_unused=unused_tensors(config), progress=progress)
         limits = Limits(block_size, max_num_seqs, max_num_batched_tokens, max_model_len)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from ..kernels.backend import Kernels, select_kernels
@@ -29,6 +30,9 @@ from .model_runner import ModelRunner, follow
 from .routing_hash import RoutingHasher
 from .scheduler import Scheduler, SchedulerLimits
 from .spec import WorkerSpec
+
+_MEMORY_OF_SECOND_COPY = 8
+"""Times the weights' bytes that must be free on a CPU before a plain copy is kept beside the packed one."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
     config = ModelConfig.from_folder(model_dir)
     device = _device(spec.device)
     dtype = choose_dtype(spec.dtype, config, device)
-    kernels = select_kernels(device)
+    kernels = select_kernels(device, keep_plain_weights=_can_keep_plain_weights(model_dir, spec))
     collectives: Collectives = TorchDistributed(meeting, device) if meeting.size > 1 else SingleProcess()
     max_model_len = context_length(spec, config)
     started = time.monotonic()
@@ -84,6 +88,13 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
     run_worst_case_step(runner)
     report(f"rank {meeting.rank}: worst-case step in {time.monotonic() - started:.1f} s\n{ledger.table()}")
     return LoadedRank(runner, collectives, kernels, num_blocks, max_model_len, ledger)
+
+
+def _can_keep_plain_weights(model_dir: Path, spec: WorkerSpec) -> bool:
+    """A second copy of the weights must not matter: a small part of the memory that this rank may call its own."""
+    weight_bytes = sum(file.stat().st_size for file in model_dir.glob("*.safetensors")) / spec.tensor_parallel_size
+    available = psutil.virtual_memory().available / spec.num_ranks_on_machine
+    return bool(available > _MEMORY_OF_SECOND_COPY * weight_bytes)
 
 
 def _device(name: str) -> torch.device:

@@ -1,8 +1,9 @@
 """Engine against transformers: tokens per second at 1 and 16 sequences, interleaved in one run.
 
     python tests/bench/engine.py [--model FOLDER] [--prompt-tokens 128] [--output-tokens 64] [--repeats 3] [--threads N]
+                                 [--dtype float32|bfloat16]
 
-Both compute in float32 on the same number of threads, greedily, the same number of output tokens (end of sequence
+Both compute in the same dtype on the same number of threads, greedily, the same number of output tokens (end of sequence
 ignored). transformers gets its 16 sequences as one batch of equal length, without padding: its best case. The engine's
 prefix cache is off, since every repeat has the same prompts. Prints the ratio of output tokens per second from the
 submission on (prefill included), and of decoding alone, from the moment that every sequence has its first token. The
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import platformdirs
 import torch
-from transformers import StoppingCriteria
+from transformers import AutoModelForCausalLM, StoppingCriteria
 
 from octavo.worker.checkpoint import resolve_model
 from octavo.worker.engine import Engine
@@ -38,7 +39,7 @@ def main() -> None:
     model_dir = args.model or resolve_model(None, cache_dir=platformdirs.user_cache_path("octavo"), report=print).path
     spec = make_spec(model_dir, args)
     loaded = load_alone(model_dir, spec)
-    theirs = load_transformers(model_dir)
+    theirs = load_transformers(model_dir, args.dtype)
     figures = {}
     for count in RATIOS_WANTED:
         prompts = make_prompts(count, args.prompt_tokens, loaded.runner.config.vocab_size)
@@ -54,7 +55,7 @@ def main() -> None:
         figures[count] = report(count, args, pairs)
     conditions = {
         "model": model_dir.name,
-        "dtype": "float32",
+        "dtype": args.dtype,
         "threads": args.threads,
         "machine": processor(),
         "prompt_tokens": args.prompt_tokens,
@@ -73,6 +74,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     return parser.parse_args()
 
@@ -85,7 +87,7 @@ def make_spec(model_dir: Path, args: argparse.Namespace) -> WorkerSpec:
         generation=1,
         tensor_parallel_size=1,
         device="cpu",
-        dtype="float32",
+        dtype=args.dtype,
         block_size=16,
         max_num_seqs=max(RATIOS_WANTED),
         max_num_batched_tokens=2048,
@@ -136,10 +138,8 @@ def run_engine(spec: WorkerSpec, loaded: LoadedRank, prompts: torch.Tensor, outp
     return Run.of(len(prompts), output_tokens, started, max(first_token_s.values()), time.perf_counter())
 
 
-def load_transformers(model_dir: Path) -> torch.nn.Module:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+def load_transformers(model_dir: Path, dtype: str) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).eval()
 
 
 class StepTimes(StoppingCriteria):

@@ -18,7 +18,7 @@ from .weights import check_weights
 def check_model_folder(folder: Path) -> None:
     """Raises ConfigurationError, naming file and tensor, for weights that ``ModelRunner.load`` would refuse."""
     config = ModelConfig.from_folder(folder)
-    placement = Placement(torch.device("meta"), torch.float32)
+    placement = Placement.on(torch.device("meta"), torch.float32)
     model = Llama(config, partition(config, 1), placement, SingleProcess(), reference_kernels(), 1)
     check_weights(model.layers(), folder, may_be_unused=unused_tensors(config))
 

@@ -25,9 +25,22 @@ class Placement:
 
     device: torch.device
     dtype: torch.dtype
+    """Of activations, norms, the embedding and the KV cache."""
+    matrix_dtype: torch.dtype
+    """Of the weights of matrix products."""
+
+    @classmethod
+    def on(cls, device: torch.device, dtype: torch.dtype) -> Placement:
+        """Half precision on a CPU is for the matrices alone: there it saves the time, and all else has float32
+        kernels."""
+        return cls(device, torch.float32 if device.type == "cpu" else dtype, dtype)
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)
+
+    def matrix(self, *shape: int) -> Tensor:
+        """An empty weight of a matrix product."""
+        return torch.empty(shape, device=self.device, dtype=self.matrix_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +110,7 @@ class ColumnParallelLinear:
         self._placement = placement
 
     def parts(self) -> Iterator[Part]:
-        self._weight = self._placement.empty(sum(len(m.owned) for m in self._matrices), self._in)
+        self._weight = self._placement.matrix(sum(len(m.owned) for m in self._matrices), self._in)
         targets = torch.split(self._weight, [len(matrix.owned) for matrix in self._matrices])
         for matrix, target in zip(self._matrices, targets, strict=True):
             rows = slice(matrix.owned.start, matrix.owned.stop)
@@ -124,7 +137,7 @@ class RowParallelLinear:
         self._group = group
 
     def parts(self) -> Iterator[Part]:
-        self._weight = self._placement.empty(self._shape[0], len(self._owned))
+        self._weight = self._placement.matrix(self._shape[0], len(self._owned))
         columns = slice(self._owned.start, self._owned.stop)
         yield Part(self._name, self._shape, (slice(None), columns), self._weight)
 
@@ -188,13 +201,13 @@ class ParallelHead:
     def parts(self) -> Iterator[Part]:
         if self._tied is None:
             owned = self._rows.owned
-            self._weight = self._placement.empty(len(owned), self._hidden)
+            self._weight = self._placement.matrix(len(owned), self._hidden)
             shape = (self._rows.total, self._hidden)
             yield Part(self._rows.name, shape, (slice(owned.start, owned.stop), slice(None)), self._weight)
 
     def prepare(self, kernels: Kernels) -> None:
         if self._tied is not None:
-            self._weight = self._tied.weight
+            self._weight = self._tied.weight.to(self._placement.matrix_dtype)
         self._product = kernels.prepare_linear(self._weight)
         del self._weight
 
