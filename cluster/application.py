@@ -27,11 +27,25 @@ from .worker_group import DRAIN_S, WorkerGroup
 SMALL = 0.001
 """CPUs booked by processes that mostly wait: something, so that a bundle can hold them."""
 
+_SAID_ELSEWHERE = {
+    "host": "http_options.host",
+    "port": "http_options.port",
+    "app_name": "the application's name",
+    "route_prefix": "the application's route_prefix",
+    "address": "the cluster that the file is deployed to",
+}
+"""Fields of ServeConfig that are for ``octavo serve`` alone, and where a Serve config file says the same."""
+
 logger = logging.getLogger(__name__)
 
 
 def build(args: dict[str, Any]) -> Application:
-    """The application for ``args``. Raises ConfigurationError for args that cannot work."""
+    """The application for ``args``. Raises ConfigurationError for args that cannot work.
+
+    What a Serve config file says in its own places cannot be said again in ``args``.
+    """
+    if taken := sorted(_SAID_ELSEWHERE.keys() & args.keys()):
+        raise ConfigurationError("; ".join(f"args: {name} is set by {_SAID_ELSEWHERE[name]}" for name in taken))
     return bind(make_plan(ServeConfig.parse(args)))
 
 
@@ -79,7 +93,7 @@ def bind(plan: ServePlan) -> Application:
         graceful_shutdown_timeout_s=DRAIN_S,
         graceful_shutdown_wait_loop_s=0.1,
     )
-    return gateway.bind(plan, router.bind(plan), groups.bind(plan, worker_environment(plan)))
+    return gateway.bind(plan, router.bind(), groups.bind(plan, worker_environment(plan)))
 
 
 def worker_environment(plan: ServePlan) -> dict[str, str]:

@@ -37,6 +37,9 @@ ROUTE_PATIENCE_S = 30.0
 
 RETRY_PAUSE_S = 0.2
 
+EMPTY_REGISTRY_S = 8.0
+"""For so long after it had an entry, an empty registry is taken for that of a router that has just started."""
+
 REVIVAL_S = 10.0
 """A group that seemed dead is tried again after this; a dead one has left the registry by then."""
 
@@ -51,37 +54,55 @@ class ClusterService:
         self.metrics = metrics
         self.hasher = hasher
         self._router = router
-        self._groups: dict[int, tuple[GroupEntry, GroupClient]] = {}
+        self._entries: dict[int, GroupEntry] = {}
+        """The registry, by generation."""
+        self._clients: dict[int, GroupClient] = {}
+        """Of all groups in the registry, and of those that have left it while requests were under way there."""
+        self._registered_at_s = 0.0
+        """When the registry last had an entry, on the event loop's clock."""
 
     # ---- the registry ----
 
     async def run(self) -> None:
         """Refresh the registry for ever."""
         while True:
-            with contextlib.suppress(RouterAway):
+            try:
                 await self.refresh()
+            except RouterAway:
+                pass
+            except Exception:  # nothing else would refresh the registry any more
+                logger.exception("the registry could not be refreshed")
             await asyncio.sleep(REGISTRY_PERIOD_S)
 
     async def refresh(self) -> None:
-        """Fetch the registry now. Raises RouterAway; what is known then stays."""
-        entries = await self._router.registry()
-        groups: dict[int, tuple[GroupEntry, GroupClient]] = {}
-        for entry, leader in entries:
-            groups[entry.generation] = (entry, self._client_of(entry.generation, leader))
-        self._groups = groups if groups or not self._groups else self._living()
+        """Fetch the registry now. Raises RouterAway; what is known then stays.
+
+        A registry that has just become empty is not believed: a new router is empty until the groups have reported.
+        """
+        registry = await self._router.registry()
+        now = asyncio.get_running_loop().time()
+        if registry:
+            self._registered_at_s = now
+        elif now - self._registered_at_s < EMPTY_REGISTRY_S:
+            return
+        self._entries = {entry.generation: entry for entry, _ in registry}
+        fresh = {entry.generation: self._client_of(entry.generation, leader) for entry, leader in registry}
+        busy = {generation: client for generation, client in self._clients.items() if not client.is_idle}
+        self._clients = busy | fresh
 
     def _client_of(self, generation: int, leader: Any) -> GroupClient:
         """The one there is, or a new one; also for a group that seemed dead and is still in the registry later on."""
-        known = self._groups.get(generation)
+        known = self._clients.get(generation)
         if known is not None:
-            lost_since_s = known[1].lost_since_s
+            lost_since_s = known.lost_since_s
             if lost_since_s is None or asyncio.get_running_loop().time() - lost_since_s < REVIVAL_S:
-                return known[1]
+                return known
         return GroupClient(self.gateway_id, generation, leader)
 
-    def _living(self) -> dict[int, tuple[GroupEntry, GroupClient]]:
-        """An empty registry right after a router's restart does not mean that the groups are gone."""
-        return {generation: pair for generation, pair in self._groups.items() if not pair[1].lost}
+    def _serving(self) -> list[tuple[GroupEntry, GroupClient]]:
+        """Groups that take new requests, as far as is known here."""
+        pairs = [(entry, self._clients[generation]) for generation, entry in self._entries.items()]
+        return [(entry, client) for entry, client in pairs if not entry.draining and not client.lost]
 
     # ---- GenerationService ----
 
@@ -103,7 +124,7 @@ class ClusterService:
     async def readiness(self) -> Readiness:
         with contextlib.suppress(RouterAway):
             await self.refresh()
-        serving = [entry.group for entry, client in self._groups.values() if not entry.draining and not client.lost]
+        serving = self._serving()
         if not serving:
             return Readiness(False, "no worker group is ready")
         return Readiness(True, f"{len(serving)} worker group{'s' if len(serving) > 1 else ''} ready")
@@ -125,26 +146,33 @@ class ClusterService:
 
     # ---- placement ----
 
-    async def submit(self, request: Request, session_id: str | None, dead: tuple[int, ...]) -> Placement:
+    async def submit(
+        self, request: Request, session_id: str | None, dead: tuple[int, ...], patience_s: float
+    ) -> Placement:
         """Give ``request`` to the group that the router chooses, not to one in ``dead``. Raises Unavailable."""
-        end = asyncio.get_running_loop().time() + ROUTE_PATIENCE_S
+        end = asyncio.get_running_loop().time() + patience_s
         avoid = dead
         while True:
-            decision = await self._decide(request, session_id, avoid)
             try:
+                decision = await self._decide(request, session_id, avoid)
                 if (client := await self._client(decision)) is not None:
                     placed = replace(request, expected_cached_tokens=decision.expected_cached_tokens)
                     return Placement(decision, client, await client.submit(placed))
             except GroupLost:
-                avoid = (*avoid, decision.generation)
+                pass
             except BaseException:
                 self._router.cancel(request.request_id)
                 raise
             self._router.cancel(request.request_id)
-            if decision.group is None:
-                avoid = dead  # nobody else is left: one that did not answer a moment ago may do so now
+            if decision.group is not None:
+                avoid = (*avoid, decision.generation)
+                continue
+            avoid = dead  # nobody else is left: one that did not answer a moment ago may do so now
             if asyncio.get_running_loop().time() > end:
-                raise Unavailable(f"no worker group can take the request: {decision.reason}", retry_after_s=5.0)
+                retry_after_s = decision.retry_after_s or 1.0
+                raise Unavailable(
+                    f"no worker group can take the request: {decision.reason}", retry_after_s=retry_after_s
+                )
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _decide(self, request: Request, session_id: str | None, avoid: tuple[int, ...]) -> RouteDecision:
@@ -170,9 +198,8 @@ class ClusterService:
         """Without the router: the group of which this gateway has asked the fewest tokens."""
         able = [
             (client.outstanding_tokens, entry)
-            for entry, client in self._groups.values()
-            if entry.model == query.model
-            and not (entry.draining or client.lost or entry.generation in query.excluded_generations)
+            for entry, client in self._serving()
+            if entry.model == query.model and entry.generation not in query.excluded_generations
         ]
         if not able:
             return RouteDecision(query.request_id, None, 0, 0, "router_away")
@@ -182,11 +209,11 @@ class ClusterService:
     async def _client(self, decision: RouteDecision) -> GroupClient | None:
         if decision.group is None:
             return None
-        if decision.generation not in self._groups:
+        if decision.generation not in self._clients:
             with contextlib.suppress(RouterAway):
                 await self.refresh()
-        known = self._groups.get(decision.generation)
-        return None if known is None or known[1].lost else known[1]
+        client = self._clients.get(decision.generation)
+        return None if client is None or client.lost else client
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +248,10 @@ class ClusterGeneration:
 
     async def place(self) -> None:
         """Submit what there is to a group. Raises Unavailable."""
-        self.placement = await self.service.submit(self.request, self.session_id, self.dead)
+        remaining_s = self._remaining_s()
+        patience_s = ROUTE_PATIENCE_S if remaining_s is None else min(ROUTE_PATIENCE_S, remaining_s)
+        self.request = replace(self.request, timeout_s=remaining_s)
+        self.placement = await self.service.submit(self.request, self.session_id, self.dead, patience_s)
 
     async def tokens(self) -> AsyncIterator[TokenDelta]:
         """New tokens until a delta with a finish reason."""
@@ -262,7 +292,6 @@ class ClusterGeneration:
             self.request,
             branches=(Branch(0, tuple(self.output)),),
             attempt=self.request.attempt + 1,
-            timeout_s=self._remaining_s(),
         )
         try:
             await self.place()

@@ -23,7 +23,7 @@ from .api.metrics import GatewayMetrics
 from .api.service import ServedModel
 from .api.text import TextProcessor
 from .data_plane import ClusterService
-from .plan import NAMESPACE, ServePlan
+from .plan import NAMESPACE, ServePlan, router_name
 from .router_client import RouterAway, RouterClient
 
 METRICS_PERIOD_S = 1.0
@@ -41,7 +41,7 @@ class Gateway:
         self._text = await asyncio.to_thread(TextProcessor.load, folder)
         self._info = served_model(plan, folder)
         self._metrics = GatewayMetrics(self._info.name, self._id)
-        self._router = RouterClient(self._id, plan.router_name, NAMESPACE)
+        self._router = RouterClient(self._id, router_name(serve.get_replica_context().app_name), NAMESPACE)
         hasher = RoutingHasher(plan.routing_key, plan.config.block_size)
         self._service = ClusterService(self._id, self._router, hasher, self._metrics)
 

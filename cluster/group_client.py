@@ -7,9 +7,10 @@ make repeated tokens harmless, and the number in each poll tells the leader what
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
@@ -37,30 +38,22 @@ class GroupLost(Exception):
 
 
 class TokenStream:
-    """The updates of one request from one group, in order, without repeats."""
+    """The updates of one request from one group, in order, without repeats; ``positions`` are those it begins at."""
 
-    def __init__(self) -> None:
+    def __init__(self, positions: dict[int, int]) -> None:
         self._updates: asyncio.Queue[SequenceUpdate | GroupLost] = asyncio.Queue()
-        self._next_position: dict[int, int] = {}
+        self._next_position = positions
 
-    def put(self, update: SequenceUpdate) -> None:
-        """Add an update, without the tokens that an earlier one brought."""
-        known = self._next_position.get(update.branch, update.position)
-        fresh = update.token_ids[max(0, known - update.position) :]
-        if not fresh and update.finish_reason is None:
-            return
-        self._next_position[update.branch] = max(known, update.position + len(update.token_ids))
-        self._updates.put_nowait(
-            SequenceUpdate(
-                update.request_id,
-                update.branch,
-                update.position + len(update.token_ids) - len(fresh),
-                fresh,
-                update.finish_reason,
-                update.num_cached_tokens,
-                update.error,
-            )
-        )
+    def put(self, update: SequenceUpdate) -> bool:
+        """Add an update, without the tokens that an earlier one brought. False when tokens before it are missing."""
+        known = self._next_position.get(update.branch, 0)
+        if update.position > known:
+            return False
+        fresh = update.token_ids[known - update.position :]
+        self._next_position[update.branch] = known + len(fresh)
+        if fresh or update.finish_reason is not None:
+            self._updates.put_nowait(replace(update, position=known, token_ids=fresh))
+        return True
 
     def lose(self, loss: GroupLost) -> None:
         """No update will come any more."""
@@ -76,13 +69,18 @@ class TokenStream:
 
 
 class GroupClient:
-    """``leader`` is the actor handle of generation ``generation``."""
+    """``leader`` is the actor handle of generation ``generation``.
+
+    Requests are submitted under a name of our own at this leader, a mailbox. A new one is taken when the leader has
+    forgotten the old one, so that nothing meant for a lost stream can reach one that took its place.
+    """
 
     def __init__(self, gateway_id: str, generation: int, leader: Any) -> None:
         self.generation = generation
         self.lost_since_s: float | None = None
         """On the event loop's clock; None while the group is well."""
         self._gateway_id = gateway_id
+        self._mailbox = _new_mailbox(gateway_id)
         self._leader = leader
         self._streams: dict[str, TokenStream] = {}
         self._weights: dict[str, int] = {}
@@ -99,19 +97,20 @@ class GroupClient:
 
     async def submit(self, request: Request) -> TokenStream:
         """Hand over a request. Raises GroupLost when the group does not take it."""
-        stream = self._streams[request.request_id] = TokenStream()
+        positions = {branch.index: len(branch.output_token_ids) for branch in request.branches}
+        stream = self._streams[request.request_id] = TokenStream(positions)
         self._weights[request.request_id] = len(request.prompt_token_ids) + request.sampling.max_tokens
+        packed = pack(replace(request, gateway_id=self._mailbox))
         try:
-            await asyncio.wait_for(self._leader.submit.remote(pack(request)), CALL_TIMEOUT_S)
+            await asyncio.wait_for(self._leader.submit.remote(packed), CALL_TIMEOUT_S)
         except asyncio.CancelledError:
             self.abort(request.request_id)
             raise
         except (RayError, TimeoutError) as error:
-            self.forget(request.request_id)
             self._lose(error, is_dead=True)
             raise GroupLost(is_dead=True) from error
-        if self.lost:
-            raise GroupLost(is_dead=True)
+        if request.request_id not in self._streams:
+            raise GroupLost(is_dead=self.lost)
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
         return stream
@@ -128,10 +127,10 @@ class GroupClient:
         self.forget(request_id)
 
     async def _poll(self) -> None:
-        acknowledged = 0
+        acknowledged, mailbox = 0, self._mailbox
         while self._streams and not self.lost:
             try:
-                call = self._leader.poll.remote(self._gateway_id, acknowledged, POLL_S)
+                call = self._leader.poll.remote(mailbox, acknowledged, POLL_S)
                 frame = unpack(await asyncio.wait_for(call, SILENCE_S), TokenFrame)
             except (RayError, TimeoutError, WireError) as error:
                 self._lose(error, is_dead=True)
@@ -141,23 +140,34 @@ class GroupClient:
                 return
             acknowledged = frame.last_number
             for update in frame.updates:
-                if stream := self._streams.get(update.request_id):
-                    stream.put(update)
+                self._deliver(update)
         if not self.lost:  # the leader may forget the last frame too; one that drains waits for that
-            self._leader.poll.remote(self._gateway_id, acknowledged, 0.0)
+            self._leader.poll.remote(mailbox, acknowledged, 0.0)
+
+    def _deliver(self, update: SequenceUpdate) -> None:
+        stream = self._streams.get(update.request_id)
+        if stream is not None and not stream.put(update):
+            logger.error("tokens of %s before position %d are missing", update.request_id, update.position)
+            self.abort(update.request_id)
+            stream.lose(GroupLost(is_dead=False))
 
     def _lose(self, error: BaseException, *, is_dead: bool) -> None:
         logger.warning("worker group generation %d lost: %s", self.generation, str(error).strip().split("\n")[-1])
         if is_dead and self.lost_since_s is None:
             self.lost_since_s = asyncio.get_running_loop().time()
+        self._mailbox = _new_mailbox(self._gateway_id)
+        if self._streams:  # a leader that was only slow must not go on with what others have taken over
+            self._leader.abort.remote(tuple(self._streams))
         for stream in self._streams.values():
             stream.lose(GroupLost(is_dead=is_dead))
         self._streams.clear()
         self._weights.clear()
 
-    async def close(self) -> None:
-        """Stop polling."""
-        if self._poller is not None:
-            self._poller.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._poller
+    @property
+    def is_idle(self) -> bool:
+        """No request is under way here."""
+        return not self._streams
+
+
+def _new_mailbox(gateway_id: str) -> str:
+    return f"{gateway_id}.{uuid.uuid4().hex[:8]}"

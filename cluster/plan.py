@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..worker.spec import WorkerSpec
 from .config import ServeConfig
@@ -30,11 +30,6 @@ class ServePlan:
     """Ranks that share the cores and the memory of one machine."""
 
     @property
-    def router_name(self) -> str:
-        """Name of the router's actor."""
-        return f"{self.config.app_name}:router"
-
-    @property
     def num_ranks(self) -> int:
         return (self.config.replicas or 1) * self.config.tensor_parallel_size
 
@@ -48,7 +43,7 @@ class ServePlan:
         """What one rank books of its node."""
         return {"GPU": 1.0, "CPU": 1.0} if self.device == "cuda" else {"CPU": 1.0}
 
-    def worker_spec(self, group: str, generation: int) -> WorkerSpec:
+    def worker_spec(self, group: str, generation: int, router: str) -> WorkerSpec:
         """What the workers of one incarnation of a group are told."""
         config = self.config
         budget = config.kv_cache_memory_bytes
@@ -71,7 +66,7 @@ class ServePlan:
             num_ranks_on_machine=self.num_ranks_on_machine,
             routing_key=self.routing_key,
             cache_dir=config.cache_dir,
-            router_name=self.router_name,
+            router_name=router,
             ray_namespace=NAMESPACE,
             startup_timeout_s=config.startup_timeout_s,
             log_level=config.log_level,
@@ -83,6 +78,6 @@ def compile_cache(cache_dir: Path) -> Path:
     return cache_dir / "numba"
 
 
-def plan_args(args: dict[str, Any]) -> ServeConfig:
-    """The configuration in the ``args`` of a Serve config file."""
-    return ServeConfig.parse(args)
+def router_name(app_name: str) -> str:
+    """Name of the router's actor, by the name that Serve knows the application by."""
+    return f"{app_name}:router"

@@ -26,6 +26,8 @@ from ..worker.wire import WireError, pack, unpack
 BUNDLE_S = 0.001
 CALL_TIMEOUT_S = 2.0
 REGISTRY_PERIOD_S = 1.0
+AWAY_S = 2.0
+"""Requests do not wait for a router that has not answered for so long; the registry's next call may end it early."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +44,18 @@ class RouterClient:
         self._router_name = router_name
         self._namespace = namespace
         self._actor: Any = None
+        self._away_until_s = 0.0
+        """On the event loop's clock: the router has just not answered, and is not waited for again."""
         self._waiting: list[tuple[RouteQuery, asyncio.Future[RouteDecision]]] = []
         self._cancelled: list[str] = []
         self._flusher: asyncio.Task[None] | None = None
 
     async def route(self, query: RouteQuery) -> RouteDecision:
         """The group for one request, reserved for it. Raises RouterAway."""
-        future: asyncio.Future[RouteDecision] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._away_until_s:
+            raise RouterAway("route: the router has not answered a moment ago")
+        future: asyncio.Future[RouteDecision] = loop.create_future()
         self._waiting.append((query, future))
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush_soon())
@@ -84,7 +91,7 @@ class RouterClient:
         queries = RouteQueries(self._gateway_id, tuple(query for query, _ in waiting), cancelled)
         try:
             answer = unpack(await self._call("route", pack(queries)), RouteDecisions)
-        except RouterAway as error:
+        except (RouterAway, WireError) as error:
             self._cancelled.extend(cancelled)
             for _, future in waiting:
                 if not future.done():
@@ -97,8 +104,12 @@ class RouterClient:
     async def _call(self, method: str, *args: Any) -> Any:
         try:
             if self._actor is None:
-                self._actor = await asyncio.to_thread(ray.get_actor, self._router_name, self._namespace)
-            return await asyncio.wait_for(getattr(self._actor, method).remote(*args), CALL_TIMEOUT_S)
-        except (RayError, ValueError, TimeoutError, WireError) as error:
+                find = asyncio.to_thread(ray.get_actor, self._router_name, self._namespace)
+                self._actor = await asyncio.wait_for(find, CALL_TIMEOUT_S)
+            answer = await asyncio.wait_for(getattr(self._actor, method).remote(*args), CALL_TIMEOUT_S)
+            self._away_until_s = 0.0
+            return answer
+        except (RayError, ValueError, TimeoutError) as error:
             self._actor = None
+            self._away_until_s = asyncio.get_running_loop().time() + AWAY_S
             raise RouterAway(f"{method}: {type(error).__name__}") from error

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 
 import ray
+from ray import serve
 
 from ..router.actor import RouterCore
-from .plan import NAMESPACE, ServePlan
+from .plan import NAMESPACE, router_name
 
 START_TIMEOUT_S = 30.0
 HEALTH_TIMEOUT_S = 5.0
@@ -17,8 +18,8 @@ HEALTH_TIMEOUT_S = 5.0
 class Router:
     """A call through Serve costs several times one on an actor, so gateways and leaders call the actor."""
 
-    async def __init__(self, plan: ServePlan) -> None:  # type: ignore[misc]  # Ray Serve awaits it
-        name = plan.router_name
+    async def __init__(self) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+        name = router_name(serve.get_replica_context().app_name)
         with contextlib.suppress(ValueError):  # one that a replica killed a moment ago has left behind
             ray.kill(ray.get_actor(name, NAMESPACE))
         self._core = await self._create(name)

@@ -19,7 +19,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..worker.actor import Worker
-from .plan import ServePlan
+from .plan import ServePlan, router_name
 
 DRAIN_S = 30.0
 """A group that is stopped may take so long to finish what is under way."""
@@ -45,7 +45,8 @@ class WorkerGroup:
         self._watchers = [asyncio.create_task(self._watch(worker)) for worker in self._workers]
 
     def _create_workers(self, environment: dict[str, str]) -> list[Any]:
-        spec = self._plan.worker_spec(self.name, time.time_ns())
+        app_name = serve.get_replica_context().app_name
+        spec = self._plan.worker_spec(self.name, time.time_ns(), router_name(app_name))
         return [
             ray.remote(Worker)
             .options(
@@ -62,7 +63,8 @@ class WorkerGroup:
         ]
 
     async def _bring_up(self) -> None:
-        host, port = await self._workers[0].address.remote()
+        alone = len(self._workers) == 1
+        host, port = ("127.0.0.1", 0) if alone else await self._workers[0].address.remote()
         loaded = await asyncio.gather(*[worker.load.remote(host, port) for worker in self._workers])
         for rank in loaded:
             logger.info("%s rank %d: %d KV blocks\n%s", self.name, rank["rank"], rank["num_blocks"], rank["ledger"])

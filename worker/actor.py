@@ -52,7 +52,7 @@ class Worker:
     # ---- life cycle ----
 
     async def address(self) -> tuple[str, int]:
-        """Rank 0: where the ranks will meet; the port stays taken until they do."""
+        """Rank 0 of several: where the ranks will meet; the port stays taken until they do."""
         self._listener = socket.socket()
         self._listener.bind(("", 0))
         self._listener.listen()
@@ -62,7 +62,9 @@ class Worker:
         """Bring up this rank, together with the others of its group; what it has, for people."""
         spec = self._spec
         listen_fd = None if self._listener is None else self._listener.detach()
-        meeting = Rendezvous(host, port, self._rank, spec.tensor_parallel_size, listen_fd=listen_fd)
+        meeting = Rendezvous(
+            host, port, self._rank, spec.tensor_parallel_size, timeout_s=spec.startup_timeout_s, listen_fd=listen_fd
+        )
         self._loaded = await asyncio.to_thread(load, spec, meeting)
         if self._rank > 0:
             self._start_following()
@@ -161,6 +163,9 @@ class Worker:
                     router = None
                     logger.warning("the router does not answer: %s", type(error).__name__)
                     await asyncio.sleep(REPORT_PERIOD_S / 4)
+                except Exception:  # a group that does not report leaves the registry for good
+                    logger.exception("the report to the router failed")
+                    await asyncio.sleep(REPORT_PERIOD_S)
             await asyncio.sleep(REPORT_PAUSE_S)
 
     def _get_loaded(self) -> LoadedRank:

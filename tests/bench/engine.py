@@ -3,11 +3,11 @@
     python tests/bench/engine.py [--model FOLDER] [--prompt-tokens 128] [--output-tokens 64] [--repeats 3] [--threads N]
                                  [--dtype float32|bfloat16]
 
-Both compute in the same dtype on the same number of threads, greedily, the same number of output tokens (end of sequence
-ignored). transformers gets its 16 sequences as one batch of equal length, without padding: its best case. The engine's
-prefix cache is off, since every repeat has the same prompts. Prints the ratio of output tokens per second from the
-submission on (prefill included), and of decoding alone, from the moment that every sequence has its first token. The
-last line is JSON.
+Both compute in the same dtype on the same number of threads, greedily, the same number of output tokens (the end of
+sequence is ignored). transformers gets its 16 sequences as one batch of equal length, without padding: its best case.
+The engine's prefix cache is off, since every repeat has the same prompts. Prints the ratio of output tokens per second
+from the submission on (prefill included), and of decoding alone, from the moment that every sequence has its first
+token. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -1,0 +1,131 @@
+"""Brings the application up on a Ray that runs, and takes it down: what ``octavo serve`` does with Serve.
+
+Imported once Ray's environment is set: Serve reads it when it is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client
+
+from ..worker.errors import ConfigurationError, OctavoError
+from ..worker.messages import Registry
+from ..worker.wire import unpack
+from .application import bind, make_plan
+from .config import ServeConfig
+from .phases import Phases
+from .plan import NAMESPACE, ServePlan, router_name
+
+POLL_S = 0.2
+POLL_TIMEOUT_S = 5.0
+
+_LAST_CONFIGURATION_ERROR = re.compile(r"^(?:[\w.]+\.)?ConfigurationError: (.+)$", re.MULTILINE)
+_LAST_ERROR = re.compile(r"^((?:[\w.]+\.)?\w+(?:Error|Exception): .+)$", re.MULTILINE)
+
+
+class StartFailed(OctavoError):
+    """The cluster did not come up; the message says why as far as it is known."""
+
+
+@contextlib.contextmanager
+def application(config: ServeConfig, phases: Phases, stop: threading.Event) -> Iterator[str]:
+    """The application, deployed and ready; its base URL."""
+    logging.getLogger("ray.serve").setLevel(logging.DEBUG if config.log_level == "debug" else logging.WARNING)
+    plan = make_plan(config)
+    with phases.phase("starting Serve"):
+        serve_is_ours, (host, port) = _start_serve(config)
+    try:
+        with phases.phase(f"bringing up {plan.num_ranks} workers in {plan.config.replicas} groups on {plan.device}"):
+            url = f"http://{host}:{port}{config.route_prefix.rstrip('/')}"
+            _deploy(plan)
+            _wait_until_ready(plan, url, stop)
+        yield url
+    finally:
+        with phases.phase("draining"):
+            _stop_serve(config.app_name, serve_is_ours)
+
+
+def _start_serve(config: ServeConfig) -> tuple[bool, tuple[str, int]]:
+    """Whether Serve had to be started, and the address that it listens on."""
+    is_ours = _get_global_client(raise_if_no_controller_running=False) is None
+    serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=config.host, port=config.port))
+    options = _get_global_client().http_config
+    return is_ours, (options.host, options.port)
+
+
+def _stop_serve(app_name: str, serve_is_ours: bool) -> None:
+    """Delete the application, which drains it; end a Serve that we started, unless others use it now."""
+    with contextlib.suppress(RayError, TimeoutError, RuntimeError):  # the cluster may be half up or half down
+        serve.delete(app_name)
+        if not serve_is_ours or serve.status().applications:
+            return
+        # Serve's controller ends itself while it answers, which Ray reports as a failed task.
+        with contextlib.redirect_stderr(io.StringIO()):
+            serve.shutdown()
+
+
+def _deploy(plan: ServePlan) -> None:
+    """Hand the application to Serve, which brings it up."""
+    target = serve.RunTarget(bind(plan), name=plan.config.app_name, route_prefix=plan.config.route_prefix)
+    serve.run_many([target], wait_for_applications_running=False)
+
+
+def _raise_failure(app_name: str) -> None:
+    """Raises ConfigurationError or StartFailed with what a replica said when it could not start."""
+    application = serve.status().applications.get(app_name)
+    if application is not None and application.status == "DEPLOY_FAILED":
+        messages = [application.message, *[deployment.message for deployment in application.deployments.values()]]
+        raise start_failure("\n".join(messages))
+
+
+def start_failure(text: str) -> OctavoError:
+    """The error that ``text``, which holds tracebacks of other processes, ends in."""
+    mendable = _LAST_CONFIGURATION_ERROR.findall(text)
+    if mendable:
+        return ConfigurationError(mendable[-1])
+    others = _LAST_ERROR.findall(text)
+    return StartFailed(f"the cluster did not come up: {others[-1] if others else text.strip()}")
+
+
+def _wait_until_ready(plan: ServePlan, url: str, stop: threading.Event) -> None:
+    """All worker groups are in the router's registry, and the gateway says that it is ready."""
+    config = plan.config
+    end = time.monotonic() + config.startup_timeout_s
+    while not stop.is_set():
+        if _num_registered(config.app_name) >= (config.replicas or 1) and _is_ready(url):
+            return
+        _raise_failure(config.app_name)
+        if time.monotonic() > end:
+            raise StartFailed(f"--startup-timeout-s: not all worker groups were ready in {config.startup_timeout_s} s")
+        stop.wait(POLL_S)
+
+
+def _num_registered(app_name: str) -> int:
+    """Worker groups that the router knows; 0 while there is no router."""
+    try:
+        router = ray.get_actor(router_name(app_name), NAMESPACE)
+        packed, _ = ray.get(router.registry.remote(), timeout=POLL_TIMEOUT_S)
+    except (RayError, ValueError):
+        return 0
+    return len(unpack(packed, Registry).entries)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=5.0) as answer:
+            return bool(answer.status == HTTPStatus.OK)
+    except OSError:
+        return False
