@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 
@@ -41,7 +42,8 @@ class Gateway:
         self._text = await asyncio.to_thread(TextProcessor.load, folder)
         self._info = served_model(plan, folder)
         self._metrics = GatewayMetrics(self._info.name, self._id)
-        self._router = RouterClient(self._id, router_name(serve.get_replica_context().app_name), NAMESPACE)
+        router_actor = router_name(serve.get_replica_context().app_name)
+        self._router = RouterClient(self._id, lambda: ray.get_actor(router_actor, NAMESPACE))
         hasher = RoutingHasher(plan.routing_key, plan.config.block_size)
         self._service = ClusterService(self._id, self._router, hasher, self._metrics)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
 from ..worker.messages import (
@@ -37,12 +37,11 @@ class RouterAway(Exception):
 
 
 class RouterClient:
-    """Finds the router's actor by name, again whenever it has been replaced."""
+    """``find_router()`` gives the router's actor or raises ValueError; it is asked again when that may be another."""
 
-    def __init__(self, gateway_id: str, router_name: str, namespace: str) -> None:
+    def __init__(self, gateway_id: str, find_router: Callable[[], Any]) -> None:
         self._gateway_id = gateway_id
-        self._router_name = router_name
-        self._namespace = namespace
+        self._find_router = find_router
         self._actor: Any = None
         self._away_until_s = 0.0
         """On the event loop's clock: the router has just not answered, and is not waited for again."""
@@ -104,7 +103,7 @@ class RouterClient:
     async def _call(self, method: str, *args: Any) -> Any:
         try:
             if self._actor is None:
-                find = asyncio.to_thread(ray.get_actor, self._router_name, self._namespace)
+                find = asyncio.to_thread(self._find_router)
                 self._actor = await asyncio.wait_for(find, CALL_TIMEOUT_S)
             answer = await asyncio.wait_for(getattr(self._actor, method).remote(*args), CALL_TIMEOUT_S)
             self._away_until_s = 0.0
