@@ -1,4 +1,4 @@
-"""One cluster for all end-to-end tests: the embedded model on two groups, as ``make serve`` starts it."""
+"""One cluster for all end-to-end tests: the embedded model on two groups, as ``make serve`` starts it, two gateways."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serve_process import ServeProcess
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[ServeProcess]:
-    server = ServeProcess()
+    server = ServeProcess("--num-gateways", "2")
     yield server
     server.stop()
 

@@ -127,36 +127,41 @@ def test_the_router_is_killed_and_nobody_notices(client: OpenAI, server: ServePr
     wait_for_groups(server, 2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_no_process_and_no_port(number: int) -> None:
-    server = ServeProcess("--replicas", "1")
+def stop_and_look(server: ServeProcess, number: int, during: Any = None) -> None:
+    """Stop the server by a signal: exit code 0, no process left, its port free again."""
     started = server.descendants()
     assert started
-    port = int(server.url.rsplit(":", 1)[1])
+    if during is not None:
+        during()
     assert server.stop(number) == 0
     wait_until(lambda: not any(process.is_running() for process in started), timeout_s=5, what="no process left")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", port))
+        probe.bind(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
 
 
-def test_a_signal_finishes_what_is_under_way() -> None:
+def test_ctrl_c_leaves_no_process_and_no_port(server: ServeProcess) -> None:
+    """The last test of the module's server, after all its kills."""
+    stop_and_look(server, signal.SIGINT)
+
+
+def test_sigterm_finishes_what_is_under_way_and_leaves_nothing() -> None:
     server = ServeProcess("--replicas", "1")
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+    undisturbed = stream_text(client, server.model)
+    texts: list[str] = []
+    running = threading.Event()
+    reader = threading.Thread(
+        target=lambda: texts.append(stream_text(client, server.model, lambda text: running.set())), daemon=True
+    )
+
+    def stream_has_begun() -> None:
+        reader.start()
+        assert running.wait(60)
+
     try:
-        finish_under_way(server)
+        stop_and_look(server, signal.SIGTERM, stream_has_begun)
+        reader.join(10)
+        assert texts == [undisturbed]
     finally:
         server.stop()
-
-
-def finish_under_way(server: ServeProcess) -> None:
-    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-    stopping = threading.Event()
-
-    def on_chunk(text: str) -> None:
-        if not stopping.is_set():
-            stopping.set()
-            server.process.send_signal(signal.SIGTERM)
-
-    text = stream_text(client, server.model, on_chunk)
-    assert len(text) > 100
-    assert server.process.wait(60) == 0
