@@ -48,7 +48,7 @@ def application(config: ServeConfig, phases: Phases, stop: threading.Event) -> I
     with phases.phase("starting Serve"):
         serve_is_ours, (host, port) = _start_serve(config)
     try:
-        with phases.phase(f"bringing up {plan.num_ranks} workers in {plan.config.replicas} groups on {plan.device}"):
+        with phases.phase(f"bringing up {_extent(plan)} on {plan.device}"):
             url = f"http://{host}:{port}{config.route_prefix.rstrip('/')}"
             _deploy(plan)
             _wait_until_ready(plan, url, stop)
@@ -56,6 +56,11 @@ def application(config: ServeConfig, phases: Phases, stop: threading.Event) -> I
     finally:
         with phases.phase("draining"):
             _stop_serve(config.app_name, serve_is_ours)
+
+
+def _extent(plan: ServePlan) -> str:
+    groups, ranks = plan.config.replicas or 1, plan.config.tensor_parallel_size
+    return f"{groups} worker group{'s' * (groups > 1)} of {ranks} rank{'s' * (ranks > 1)}"
 
 
 def _start_serve(config: ServeConfig) -> tuple[bool, tuple[str, int]]:
@@ -69,12 +74,19 @@ def _start_serve(config: ServeConfig) -> tuple[bool, tuple[str, int]]:
 def _stop_serve(app_name: str, serve_is_ours: bool) -> None:
     """Delete the application, which drains it; end a Serve that we started, unless others use it now."""
     with contextlib.suppress(RayError, TimeoutError, RuntimeError):  # the cluster may be half up or half down
+        _announce_drain(app_name)
         serve.delete(app_name)
         if not serve_is_ours or serve.status().applications:
             return
         # Serve's controller ends itself while it answers, which Ray reports as a failed task.
         with contextlib.redirect_stderr(io.StringIO()):
             serve.shutdown()
+
+
+def _announce_drain(app_name: str) -> None:
+    """Let the gateways say that they are not ready, before anything ends."""
+    with contextlib.suppress(RayError, ValueError):
+        ray.get(ray.get_actor(router_name(app_name), NAMESPACE).drain.remote(), timeout=POLL_TIMEOUT_S)
 
 
 def _deploy(plan: ServePlan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -21,7 +22,6 @@ from .local_ray import (
     OBJECT_STORE_BYTES,
     adopt_orphans,
     auth_environment,
-    free_ports,
     no_process_left,
     own_ray_environment,
     scratch_folder,
@@ -29,16 +29,20 @@ from .local_ray import (
 )
 from .phases import Phases
 from .plan import NAMESPACE
-from .preflight import check_model
+from .preflight import check_memory, check_model
+from .supervisor import become_child
 
 
 def serve(config: ServeConfig) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigurationError for what the user can mend, StartFailed otherwise."""
+    become_child()
     phases = Phases(sys.stderr)
     config = _with_port(config) if config.port == 0 or config.address is None else config
     resolved = resolve_model(config.model, cache_dir=config.cache_dir, report=phases.note)
     with phases.phase("checking the model"):
         check_model(config, resolved.path)
+        if config.address is None:
+            check_memory(config, resolved.path)
     # Names in the folder that we were started in must not hide installed packages in Ray's workers.
     config.cache_dir.mkdir(parents=True, exist_ok=True)
     os.chdir(config.cache_dir)
@@ -58,16 +62,15 @@ def serve(config: ServeConfig) -> None:
 
 def _with_port(config: ServeConfig) -> ServeConfig:
     """Refuse a port that is taken, before anything is started; choose one for 0."""
-    if config.port == 0:
-        return config.model_copy(update={"port": free_ports(1)[0]})
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((config.host, config.port))
         except OSError as error:
+            flag = "--host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "--port"
             reason = error.strerror or str(error)
-            raise ConfigurationError(f"--port: cannot listen on {config.host}:{config.port}: {reason}") from error
-    return config
+            raise ConfigurationError(f"{flag}: cannot listen on {config.host}:{config.port}: {reason}") from error
+        return config.model_copy(update={"port": probe.getsockname()[1]})
 
 
 def _stop_on_signals(stop: threading.Event) -> None:
@@ -93,7 +96,13 @@ def _ray(config: ServeConfig, phases: Phases, stop: threading.Event) -> Iterator
     with phases.phase("importing Ray"):
         import ray
     with phases.phase(f"joining Ray at {config.address}" if config.address else "starting Ray"):
-        ray.init(**_ray_options(config))
+        try:
+            ray.init(**_ray_options(config))
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            if config.address is None:
+                raise
+            reason = str(error).strip().split("\n")[0]
+            raise ConfigurationError(f"--address: no Ray can be joined at {config.address}: {reason}") from error
     _stop_on_signals(stop)
     try:
         yield

@@ -21,6 +21,7 @@ class RouterCore:
     def __init__(self, config: RouterConfig | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._router = Router(config or RouterConfig(), random.Random())
+        self._draining = False
         self._leaders: dict[int, Any] = {}
         self._metrics: dict[str, tuple[str, float]] = {}
         """Source → its latest metrics text, and when it was last heard of."""
@@ -59,6 +60,10 @@ class RouterCore:
     async def explain(self, limit: int) -> list[dict[str, Any]]:
         """The last decisions, newest first."""
         return self._router.explain(limit)
+
+    async def drain(self) -> None:
+        """The whole application is about to stop: the registry says so of every group, and gateways are not ready."""
+        self._draining = True
 
     async def health(self) -> bool:
         """Answers as long as the loop runs."""

@@ -22,7 +22,7 @@ from .step_plan import StepPlan
 
 
 class StepExecutor(Protocol):
-    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int]: ...
+    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int | None]: ...
 
 
 @dataclass(slots=True)
@@ -150,7 +150,10 @@ class Engine:
         tokens = self._executor.execute(step.plan, rows)
         self._account(step, self._clock() - started)
         for sequence, token in zip(step.sampled, tokens, strict=True):
-            self._append(sequence, token)
+            if token is None:
+                self._finish(sequence, FinishReason.ERROR, "the next token could not be sampled")
+            else:
+                self._append(sequence, token)
         return True
 
     def _expire(self, now: float) -> None:
@@ -181,15 +184,21 @@ class Engine:
         if reason is not None:
             self._end(sequence, reason)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """End a sequence without a new token."""
-        self._send(sequence, sequence.num_output_tokens, (), reason)
+        self._send(sequence, sequence.num_output_tokens, (), reason, error)
         self._end(sequence, reason)
 
-    def _send(self, sequence: Sequence, position: int, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
-        request = sequence.request
-        cached = sequence.num_cached_tokens
-        update = SequenceUpdate(request.request_id, sequence.branch, position, tokens, reason, cached)
+    def _send(
+        self,
+        sequence: Sequence,
+        position: int,
+        tokens: tuple[int, ...],
+        reason: FinishReason | None,
+        error: str | None = None,
+    ) -> None:
+        request, cached = sequence.request, sequence.num_cached_tokens
+        update = SequenceUpdate(request.request_id, sequence.branch, position, tokens, reason, cached, error)
         self._emit(request.gateway_id, update)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:

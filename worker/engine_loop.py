@@ -228,8 +228,6 @@ class EngineLoop:
         for gateway_id in silent:
             self._engine.abort_gateway(gateway_id)
             self._tell(self._forget, gateway_id)
-        if silent:  # nobody will ask for their ends
-            self._emitted = [emitted for emitted in self._emitted if emitted[0] not in silent]
 
     def _step_or_beat(self) -> None:
         """Compute a step. When there is none, and the ranks have not heard of us for a while, a heartbeat."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 from torch import Tensor
@@ -11,6 +12,8 @@ from .collectives import Collectives
 from .sampler import sample_rows
 from .sampling_row import SamplingRow
 from .step_plan import PlanKind, StepPlan, pack_plan
+
+logger = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
@@ -29,8 +32,8 @@ class Executor:
         self._collectives = collectives
         self._kernels = kernels
 
-    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int]:
-        """Run one step on all ranks; the sampled token of each row of logits.
+    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int | None]:
+        """Run one step on all ranks; the sampled token of each row of logits, None for one that cannot be sampled.
 
         Raises RuntimeError when a rank does not answer: the group is then unusable.
         """
@@ -38,11 +41,24 @@ class Executor:
         logits = self._runner.execute(plan)
         if logits is None or not rows:
             return []
-        tokens = sample_rows(logits, rows, self._kernels)
+        try:
+            tokens = sample_rows(logits, rows, self._kernels)
+        except Exception:  # what one request asks for must not end the others, nor the group
+            if plan.share_sampled:
+                raise  # the other ranks wait for tokens that do not come
+            logger.exception("a step's rows could not be sampled together")
+            return [self._sample_alone(logits[index : index + 1], row) for index, row in enumerate(rows)]
         if plan.share_sampled:
             shared = self._collectives.share_sampled(tokens, len(rows), tokens.device)
             self._runner.remember(plan.step, shared)
         return [int(token) for token in tokens.tolist()]  # one copy from the device, not one a token
+
+    def _sample_alone(self, logits: Tensor, row: SamplingRow) -> int | None:
+        try:
+            return int(sample_rows(logits, [row], self._kernels))
+        except Exception:
+            logger.exception("a row could not be sampled: %s", row)
+            return None
 
     def heartbeat(self) -> None:
         """Tell idle ranks that the leader lives; notices a dead rank."""

@@ -10,6 +10,7 @@ from ..kernels.backend import Kernels
 from .sampling_row import SamplingRow
 
 
+@torch.inference_mode()
 def sample_rows(logits: Tensor, rows: list[SamplingRow], kernels: Kernels) -> Tensor:
     """int64 [R]: one token id for each row of ``logits`` [R, vocab] float32, which may be changed.
 

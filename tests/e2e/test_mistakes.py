@@ -77,6 +77,8 @@ def test_a_damaged_model(tiny_folder: Path, tmp_path: Path, damage: Callable[[Pa
         (["--max-model-len", "100000"], ["--max-model-len", "100000", "8192"]),
         (["--blok-size", "16"], ["--blok-size", "--block-size"]),
         (["--block-size", "17"], ["--block-size", "17", "16 and 128"]),
+        (["--replicas", "1000"], ["--replicas", "1000", "GiB"]),
+        (["--host", "300.1.1.1"], ["--host", "300.1.1.1"]),
     ],
 )
 def test_a_flag_that_cannot_be(model_dir: Path, args: list[str], words: list[str]) -> None:

@@ -186,3 +186,13 @@ def test_both_gateways_give_the_same_metrics(client: OpenAI, cluster: ServeProce
         return [gauge(cluster, "octavo_generation_tokens_total") for _ in range(6)] == [before + 8.0] * 6
 
     wait_until(counted_everywhere, timeout_s=15, what="8 more generated tokens in the metrics of both gateways")
+
+
+@pytest.mark.parametrize("stop_token_ids", [[], [49151]])
+def test_min_tokens_bans_stop_tokens_and_harms_nobody(
+    client: OpenAI, cluster: ServeProcess, stop_token_ids: list[int]
+) -> None:
+    extra = {"min_tokens": 12, "stop_token_ids": stop_token_ids}
+    answer = ask(client, cluster.model, extra_body=extra, max_tokens=16)
+    assert answer.usage.completion_tokens >= 12
+    assert "Paris" in ask(client, cluster.model).choices[0].message.content

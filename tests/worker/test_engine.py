@@ -20,13 +20,15 @@ class CountingModel:
     def __init__(self) -> None:
         self.rows: list[SamplingRow] = []
         self.failure: Exception | None = None
+        self.unsampled_seed: int | None = None
+        """Rows with this seed cannot be sampled."""
 
-    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int]:
+    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int | None]:
         if self.failure:
             raise self.failure
         assert len(rows) == plan.logit_indices.size
         self.rows += rows
-        return [row.position for row in rows]
+        return [None if row.seed == self.unsampled_seed else row.position for row in rows]
 
 
 class Bench:
@@ -65,7 +67,7 @@ class Bench:
 def request(
     request_id: str = "r", *, prompt: range = range(10, 16), max_tokens: int = 3, **sampling: object
 ) -> Request:
-    params = SamplingParams(max_tokens=max_tokens, seed=5, **sampling)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=max_tokens, **({"seed": 5} | sampling))  # type: ignore[arg-type]
     return Request(request_id, "gateway", "model", tuple(prompt), (), params)
 
 
@@ -370,3 +372,14 @@ def test_a_failing_model_is_not_hidden() -> None:
 
 def test_nothing_to_do_is_no_step() -> None:
     assert Bench().engine.step() is False
+
+
+def test_a_request_whose_token_cannot_be_sampled_ends_alone() -> None:
+    bench = Bench()
+    bench.model.unsampled_seed = 7
+    bench.submit(request("bad", seed=7))
+    bench.submit(request("good", seed=1))
+    bench.run()
+    assert bench.reasons("bad") == [FinishReason.ERROR]
+    assert "sampled" in (bench.of("bad")[-1].error or "")
+    assert bench.reasons("good") == [FinishReason.LENGTH]
