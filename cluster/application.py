@@ -15,7 +15,7 @@ from ray import serve
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.serve import Application
 
-from ..kernels.cpu_threads import cpu_environment
+from ..kernels.cpu_environment import cpu_environment
 from ..worker.checkpoint.store import resolve_model
 from ..worker.errors import ConfigurationError
 from .config import ServeConfig

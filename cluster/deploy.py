@@ -79,7 +79,7 @@ def _stop_serve(app_name: str, serve_is_ours: bool) -> None:
         if not serve_is_ours or serve.status().applications:
             return
         # Serve's controller ends itself while it answers, which Ray reports as a failed task.
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             serve.shutdown()
 
 

@@ -1,6 +1,7 @@
 """Worker: the Ray actor around one rank. Rank 0 leads its group: it has the engine and speaks with the gateways.
 
-Everything that is asked of a leader often is one message in msgpack; nothing of a step goes through Ray.
+Everything that is asked of a leader often is one message in msgpack; nothing of a step goes through Ray. What needs
+torch is imported where a worker first needs it: the processes that only create workers do without, and start sooner.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ import logging
 import socket
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError
 
-from .collectives import Rendezvous
 from .engine_loop import EngineLoop
 from .messages import Request
 from .metrics import metrics_text
-from .rank import LoadedRank, engine_of, executor_of, load, run_follower
 from .report_book import GroupIdentity, ReportBook
 from .spec import WorkerSpec
 from .wire import pack, unpack
+
+if TYPE_CHECKING:
+    from .rank import LoadedRank
 
 REPORT_PERIOD_S = 1.0
 """The leader reports at least so often."""
@@ -60,6 +62,9 @@ class Worker:
 
     async def load(self, host: str, port: int) -> dict[str, Any]:
         """Bring up this rank, together with the others of its group; what it has, for people."""
+        from .collectives import Rendezvous
+        from .rank import load
+
         spec = self._spec
         listen_fd = None if self._listener is None else self._listener.detach()
         meeting = Rendezvous(
@@ -77,6 +82,8 @@ class Worker:
 
     async def lead(self) -> None:
         """Rank 0, when all ranks are up: start the engine and report to the router."""
+        from .rank import engine_of, executor_of
+
         loaded = self._get_loaded()
         spec = self._spec
         identity = GroupIdentity(
@@ -125,6 +132,8 @@ class Worker:
     # ---- what this rank does by itself ----
 
     def _start_following(self) -> None:
+        from .rank import run_follower
+
         event_loop = asyncio.get_running_loop()
         self._follower_failure = failure = event_loop.create_future()
         loaded = self._get_loaded()

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.backend import Kernels, select_kernels
-from octavo.kernels.cpu_threads import cpu_environment
+from octavo.kernels.cpu_environment import cpu_environment
 
 NUM_QUERY_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCABULARY = 9, 3, 64, 576, 1536, 49152
 """SmolLM2-135M."""

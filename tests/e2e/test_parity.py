@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,9 @@ def single(model_dir: Path, start_group) -> Iterator[Executor]:
 
 
 def test_one_after_the_other(reference, single, model_dir) -> None:
-    assert_equal(reference, Harness(single, model_dir).run(reference.prompts, at_once=1))
+    """Six of them, since it takes long: the others run in company below."""
+    few = replace(reference, prompts=reference.prompts[:6], outputs=reference.outputs[:6])
+    assert_equal(few, Harness(single, model_dir).run(few.prompts, at_once=1))
 
 
 def test_sixteen_at_once_then_again_from_the_cache(reference, single, model_dir) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.kernels.cpu_threads import cpu_environment
+from octavo.kernels.cpu_environment import cpu_environment
 
 LOAD_TWO_KERNELS = """
 import torch
