@@ -23,7 +23,7 @@ setup: ## make .venv with everything in it
 serve: setup ## start a cluster with the embedded model on http://127.0.0.1:8000
 	@exec $(BIN)/octavo serve $(ARGS)
 
-test: setup ## check, then the tests that start clusters (15 minutes)
+test: setup ## check, then the tests that start clusters (14 minutes)
 	@.ci/suites test
 
 check: setup ## lint, format, types and unit tests, without Ray (3 minutes)
