@@ -21,6 +21,7 @@ from ..worker.errors import ConfigurationError
 from .config import ServeConfig
 from .gateway import Gateway
 from .plan import NAMESPACE, ServePlan, compile_cache
+from .preflight import check_model, fit_context
 from .router_deployment import Router
 from .worker_group import DRAIN_S, WorkerGroup
 
@@ -46,7 +47,10 @@ def build(args: dict[str, Any]) -> Application:
     """
     if taken := sorted(_SAID_ELSEWHERE.keys() & args.keys()):
         raise ConfigurationError("; ".join(f"args: {name} is set by {_SAID_ELSEWHERE[name]}" for name in taken))
-    return bind(make_plan(ServeConfig.parse(args)))
+    config = ServeConfig.parse(args)
+    folder = resolve_model(config.model, cache_dir=config.cache_dir, report=logger.info).path
+    check_model(config, folder)
+    return bind(make_plan(fit_context(config, folder, logger.info)))
 
 
 def make_plan(config: ServeConfig) -> ServePlan:

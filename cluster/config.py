@@ -25,8 +25,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ..worker.errors import ConfigurationError
+from ..worker.spec import SchedulingPolicy
 from .config_errors import describe, flag
 from .environment import default_cache_dir
+
+DEFAULT_MAX_NUM_SEQS = 64
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
+DEFAULT_PRIORITY_AGING_S = 60.0
 
 
 def _refuse_bool(value: Any) -> Any:
@@ -93,19 +98,38 @@ class ServeConfig(BaseModel):
 
     max_model_len: Count | None = None
     """Tokens of a sequence at the most, prompt and output together. Default: the model's own limit."""
-    max_num_seqs: Annotated[Count, Field(le=4096)] = 64
+    max_num_seqs: Annotated[Count, Field(le=4096)] = DEFAULT_MAX_NUM_SEQS
     """Sequences that a worker group runs at once."""
     max_num_batched_tokens: Annotated[Count, Field(le=131072)] | None = None
     """Tokens that one step computes at the most, prefill and decode together. Default: 512 on CPUs, 2048 on GPUs."""
+    max_output_tokens: Count | None = None
+    """Tokens that a request may generate for each choice at the most. Default: what the context leaves."""
+
+    scheduling_policy: SchedulingPolicy = "priority"
+    """Who is served first: who came first, the smaller priority, the least work, or each tenant in turn."""
+    priority_aging_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] | None = None
+    """Seconds of waiting that outweigh one unit of priority. Default: 60."""
+    target_itl_ms: Annotated[float, Field(gt=0, le=60000, allow_inf_nan=False)] | None = None
+    """Milliseconds that running streams shall wait for a token at the most; prompts are computed in smaller pieces
+    for it. Default: no limit."""
+    max_queued_requests: Count | None = None
+    """Requests that may wait in a worker group; further ones are refused. Default: any number."""
+    max_queued_tokens: Count | None = None
+    """Tokens of prompts that may wait in a worker group; further ones are refused, but for the only one that waits.
+    Default: any number."""
+    async_scheduling: bool = True
+    """Plan the next step while one runs."""
 
     block_size: Annotated[Int, AfterValidator(_power_of_two)] = 16
     """Tokens of a KV block: 16, 32, 64 or 128."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of prompts that begin alike."""
     kv_cache_memory_bytes: Annotated[ByteSize, Field(ge=1024 * 1024)] | None = None
-    """Memory of each worker for KV blocks, such as 2GiB. Default: what is left of the device's."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.9
-    """Part of each GPU's memory that weights, KV blocks and workspace may fill together."""
+    """Memory of each worker for KV blocks, such as 2GiB. Default: on GPUs what is left within
+    --gpu-memory-utilization, on CPUs a quarter of what is available, divided by the workers of the machine."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    """Part of each GPU's memory that weights, KV blocks, workspace and other programs may fill together; not for
+    CPUs. Default: 0.9."""
     num_gpu_blocks_override: Annotated[Int, Field(ge=2)] | None = None
     """KV blocks of each worker, whatever its memory; for tests."""
 
@@ -136,6 +160,12 @@ class ServeConfig(BaseModel):
         """Values that are fine alone and do not go together; their ConfigurationError passes through pydantic."""
         self._check_lengths()
         self._check_num_blocks()
+        self._check_policy()
+        if self.device == "cpu" and self.gpu_memory_utilization is not None:
+            raise ConfigurationError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization:g} says nothing where the device is cpu;"
+                " --kv-cache-memory-bytes sets what KV may take there"
+            )
         return self
 
     def _check_lengths(self) -> None:
@@ -144,6 +174,22 @@ class ServeConfig(BaseModel):
             _at_least("max_num_batched_tokens", budget, "max_num_seqs", self.max_num_seqs)
         if length is not None:
             _at_least("max_model_len", length, "block_size", self.block_size)
+            self.check_context(length)
+
+    def check_context(self, length: int) -> None:
+        """Raises ConfigurationError for a setting that cannot be with sequences of ``length`` tokens."""
+        if self.max_output_tokens is not None and self.max_output_tokens >= length:
+            raise ConfigurationError(
+                f"--max-output-tokens: must be less than the context ({length} tokens, --max-model-len), "
+                f"got {self.max_output_tokens}"
+            )
+
+    def _check_policy(self) -> None:
+        if self.scheduling_policy == "fcfs" and self.priority_aging_s is not None:
+            raise ConfigurationError(
+                f"--priority-aging-s {self.priority_aging_s:g} says nothing with --scheduling-policy fcfs,"
+                " which knows no priorities; leave one of them out"
+            )
 
     def _check_num_blocks(self) -> None:
         num_blocks, length = self.num_gpu_blocks_override, self.max_model_len
@@ -158,6 +204,11 @@ class ServeConfig(BaseModel):
             raise ConfigurationError(
                 f"--num-gpu-blocks-override {num_blocks} and --kv-cache-memory-bytes"
                 f" {int(self.kv_cache_memory_bytes)} both say how large the KV cache is; set one of them"
+            )
+        if num_blocks < self.max_num_seqs != DEFAULT_MAX_NUM_SEQS:  # the default is a limit that need not be reached
+            raise ConfigurationError(
+                f"--max-num-seqs: {self.max_num_seqs} sequences need a KV block each, more than the {num_blocks} of"
+                " --num-gpu-blocks-override"
             )
 
     def for_device(self, device: Literal["cpu", "cuda"]) -> ServeConfig:

@@ -1,39 +1,22 @@
-"""ClusterService: what a gateway's HTTP layer asks of the cluster, answered by the router and the worker groups.
-
-A request that loses its worker group goes on at another one: prompt and output so far are submitted again, nothing
-that was delivered changes, and the tokens that follow are those that the first group would have given.
-"""
+"""ClusterService: what a gateway's HTTP layer asks of the cluster, answered by the router and the worker groups."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ..worker.errors import Unavailable
-from ..worker.messages import (
-    Branch,
-    FinishReason,
-    GroupEntry,
-    Request,
-    RouteDecision,
-    RouteQuery,
-    SequenceUpdate,
-)
+from ..worker.errors import Overloaded, Unavailable
+from ..worker.messages import Branch, GroupEntry, Request, RouteDecision, RouteQuery
 from ..worker.routing_hash import RoutingHasher
 from .api.metrics import GatewayMetrics, merge_metrics
-from .api.service import GenerationRequest, Readiness, Route, TokenDelta
-from .group_client import GroupClient, GroupLost, TokenStream
+from .api.service import GenerationRequest, Readiness
+from .generation import ClusterGeneration, Placement
+from .group_client import GroupClient, GroupFull, GroupLost, num_sequences
 from .router_client import REGISTRY_PERIOD_S, RouterAway, RouterClient
-
-MOST_ATTEMPTS = 3
-"""A request that so many groups died of is not given to another."""
-
-ROUTE_PATIENCE_S = 30.0
-"""How long a request whose group died waits for another one, and a new one for the first."""
 
 RETRY_PAUSE_S = 0.2
 
@@ -107,7 +90,7 @@ class ClusterService:
     # ---- GenerationService ----
 
     async def start(self, request: GenerationRequest) -> ClusterGeneration:
-        """Route and submit. Raises Unavailable when no group can take the request in time."""
+        """Route and submit. Raises Unavailable when no group can take it in time, Overloaded when all are full."""
         end = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
         generation = ClusterGeneration(self, self._to_wire(request), request.session_id, end)
         await generation.place()
@@ -129,35 +112,60 @@ class ClusterService:
             return Readiness(False, "no worker group is ready")
         return Readiness(True, f"{len(serving)} worker group{'s' if len(serving) > 1 else ''} ready")
 
+    async def reset_prefix_cache(self) -> Mapping[str, int | None]:
+        """Group → blocks that its cache forgot, None without an answer. Raises Unavailable when none answers."""
+        with contextlib.suppress(RouterAway):
+            await self.refresh()
+        groups = {entry.group: self._clients[generation] for generation, entry in self._entries.items()}
+        numbers = await asyncio.gather(*(client.reset_prefix_cache() for client in groups.values()))
+        if all(number is None for number in numbers):
+            raise Unavailable("no worker group could be reached: no prefix cache was reset")
+        return dict(zip(groups, numbers, strict=True))
+
     def _to_wire(self, request: GenerationRequest) -> Request:
-        hashes = self.hasher.hash_blocks(request.prompt_token_ids, request.cache_salt)
         return Request(
             request_id=request.request_id,
             gateway_id=self.gateway_id,
             model=request.model,
             prompt_token_ids=request.prompt_token_ids,
-            routing_hashes=tuple(hashes.tolist()),
+            routing_hashes=self._hashes(request),
             sampling=request.sampling,
+            branches=tuple(Branch(index) for index in range(request.num_branches)),
             priority=request.priority,
             timeout_s=request.timeout_s,
             cache_salt=request.cache_salt,
             tenant=request.tenant,
+            use_prefix_cache=request.use_prefix_cache,
+            queue_timeout_s=request.queue_timeout_s,
         )
+
+    def _hashes(self, request: GenerationRequest) -> tuple[int, ...]:
+        """None for a request that is to find no block and leave none: the router then expects neither."""
+        if not request.use_prefix_cache:
+            return ()
+        return tuple(self.hasher.hash_blocks(request.prompt_token_ids, request.cache_salt).tolist())
 
     # ---- placement ----
 
     async def submit(
         self, request: Request, session_id: str | None, dead: tuple[int, ...], patience_s: float
     ) -> Placement:
-        """Give ``request`` to the group that the router chooses, not to one in ``dead``. Raises Unavailable."""
+        """Give ``request`` to the group that the router chooses, not to one in ``dead``.
+
+        A group whose queue is full is passed over. When all are full a new request is refused at once; one that was
+        under way waits for room, up to ``patience_s``. Raises Unavailable, or Overloaded if it is for full queues.
+        """
         end = asyncio.get_running_loop().time() + patience_s
         avoid = dead
+        refusals: list[GroupFull] = []
         while True:
             try:
                 decision = await self._decide(request, session_id, avoid)
                 if (client := await self._client(decision)) is not None:
                     placed = replace(request, expected_cached_tokens=decision.expected_cached_tokens)
                     return Placement(decision, client, await client.submit(placed))
+            except GroupFull as refusal:
+                refusals.append(refusal)
             except GroupLost:
                 pass
             except BaseException:
@@ -167,12 +175,11 @@ class ClusterService:
             if decision.group is not None:
                 avoid = (*avoid, decision.generation)
                 continue
+            patience_is_over = asyncio.get_running_loop().time() > end
+            if patience_is_over or (refusals and request.attempt == 1):
+                raise _not_placed(decision, refusals)
             avoid = dead  # nobody else is left: one that did not answer a moment ago may do so now
-            if asyncio.get_running_loop().time() > end:
-                retry_after_s = decision.retry_after_s or 1.0
-                raise Unavailable(
-                    f"no worker group can take the request: {decision.reason}", retry_after_s=retry_after_s
-                )
+            refusals = []
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _decide(self, request: Request, session_id: str | None, avoid: tuple[int, ...]) -> RouteDecision:
@@ -187,6 +194,7 @@ class ClusterService:
             session_id=session_id,
             tenant=request.tenant,
             excluded_generations=avoid,
+            num_branches=num_sequences(request),
         )
         try:
             return await self._router.route(query)
@@ -216,101 +224,10 @@ class ClusterService:
         return None if client is None or client.lost else client
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a request is now."""
-
-    decision: RouteDecision
-    client: GroupClient
-    stream: TokenStream
-
-
-@dataclass(slots=True)
-class ClusterGeneration:
-    """One request under way, over as many groups as it takes."""
-
-    service: ClusterService
-    request: Request
-    session_id: str | None
-    deadline_s: float | None
-    """On the event loop's clock."""
-    output: list[int] = field(default_factory=list)
-    dead: tuple[int, ...] = ()
-    placement: Placement | None = None
-    cached_told: bool = False
-
-    @property
-    def route(self) -> Route:
-        if self.placement is None:
-            raise RuntimeError("the request has not been placed")
-        decision = self.placement.decision
-        return Route(decision.group or "", decision.expected_cached_tokens, decision.reason)
-
-    async def place(self) -> None:
-        """Submit what there is to a group. Raises Unavailable."""
-        remaining_s = self._remaining_s()
-        patience_s = ROUTE_PATIENCE_S if remaining_s is None else min(ROUTE_PATIENCE_S, remaining_s)
-        self.request = replace(self.request, timeout_s=remaining_s)
-        self.placement = await self.service.submit(self.request, self.session_id, self.dead, patience_s)
-
-    async def tokens(self) -> AsyncIterator[TokenDelta]:
-        """New tokens until a delta with a finish reason."""
-        while True:
-            try:
-                async for delta in self._from_group():
-                    yield delta
-                    if delta.finish_reason is not None:
-                        return
-            except GroupLost as loss:
-                if (error := await self._move(loss)) is not None:
-                    yield TokenDelta((), FinishReason.ERROR, None, error)
-                    return
-
-    async def _from_group(self) -> AsyncIterator[TokenDelta]:
-        placement = self._placed()
-        async for update in placement.stream.updates():
-            self.output.extend(update.token_ids)
-            if update.finish_reason is not None:
-                placement.client.forget(self.request.request_id)
-            yield TokenDelta(update.token_ids, update.finish_reason, self._cached_once(update), update.error)
-
-    def _cached_once(self, update: SequenceUpdate) -> int | None:
-        """Cached tokens go with the first delta; those of a later group would count a prompt twice."""
-        if self.cached_told:
-            return None
-        self.cached_told = update.num_cached_tokens is not None
-        return update.num_cached_tokens
-
-    async def _move(self, loss: GroupLost) -> str | None:
-        """Go on at another group; why not, when that fails."""
-        if loss.is_dead:
-            self.dead = (*self.dead, self._placed().client.generation)
-        if self.request.attempt >= MOST_ATTEMPTS:
-            return f"{MOST_ATTEMPTS} worker groups were lost while they worked on this request"
-        self.service.metrics.failovers.inc()
-        self.request = replace(
-            self.request,
-            branches=(Branch(0, tuple(self.output)),),
-            attempt=self.request.attempt + 1,
-        )
-        try:
-            await self.place()
-        except Unavailable as error:
-            return str(error)
-        return None
-
-    def _remaining_s(self) -> float | None:
-        """What is left of the request's time."""
-        if self.deadline_s is None:
-            return None
-        return max(0.0, self.deadline_s - asyncio.get_running_loop().time())
-
-    def _placed(self) -> Placement:
-        if self.placement is None:
-            raise RuntimeError("the request has not been placed")
-        return self.placement
-
-    def abort(self) -> None:
-        """Free what the request holds; harmless when it is over."""
-        if self.placement is not None:
-            self.placement.client.abort(self.request.request_id)
+def _not_placed(decision: RouteDecision, refusals: list[GroupFull]) -> Overloaded | Unavailable:
+    """Why no group has taken a request: those that could have are full, or there are none."""
+    if not refusals:
+        message = f"no worker group can take the request: {decision.reason}"
+        return Unavailable(message, retry_after_s=decision.retry_after_s or 1.0)
+    soonest = min(refusals, key=lambda refusal: refusal.retry_after_s)
+    return Overloaded(str(soonest), retry_after_s=soonest.retry_after_s)

@@ -26,6 +26,7 @@ from ..worker.messages import Registry
 from ..worker.wire import unpack
 from .application import bind, make_plan
 from .config import ServeConfig
+from .ledgers import accounts, published
 from .phases import Phases
 from .plan import NAMESPACE, ServePlan, router_name
 
@@ -52,6 +53,8 @@ def application(config: ServeConfig, phases: Phases, stop: threading.Event) -> I
             url = f"http://{host}:{port}{config.route_prefix.rstrip('/')}"
             _deploy(plan)
             _wait_until_ready(plan, url, stop)
+        if not stop.is_set():
+            _show_ledgers(config, phases)
         yield url
     finally:
         with phases.phase("draining"):
@@ -117,7 +120,7 @@ def _wait_until_ready(plan: ServePlan, url: str, stop: threading.Event) -> None:
     config = plan.config
     end = time.monotonic() + config.startup_timeout_s
     while not stop.is_set():
-        if _num_registered(config.app_name) >= (config.replicas or 1) and _is_ready(url):
+        if len(_registered_groups(config.app_name)) >= (config.replicas or 1) and _is_ready(url):
             return
         _raise_failure(config.app_name)
         if time.monotonic() > end:
@@ -125,14 +128,21 @@ def _wait_until_ready(plan: ServePlan, url: str, stop: threading.Event) -> None:
         stop.wait(POLL_S)
 
 
-def _num_registered(app_name: str) -> int:
-    """Worker groups that the router knows; 0 while there is no router."""
+def _registered_groups(app_name: str) -> set[str]:
+    """Names of the worker groups that the router knows; none while there is no router."""
     try:
         router = ray.get_actor(router_name(app_name), NAMESPACE)
         packed, _ = ray.get(router.registry.remote(), timeout=POLL_TIMEOUT_S)
     except (RayError, ValueError):
-        return 0
-    return len(unpack(packed, Registry).entries)
+        return set()
+    return {entry.group for entry in unpack(packed, Registry).entries}
+
+
+def _show_ledgers(config: ServeConfig, phases: Phases) -> None:
+    """Where the memory of each rank goes."""
+    if config.log_level in ("debug", "info"):
+        for account in accounts(published(config.app_name, _registered_groups(config.app_name))):
+            phases.note(account)
 
 
 def _is_ready(url: str) -> bool:

@@ -80,4 +80,11 @@ class Gateway:
 def served_model(plan: ServePlan, folder: Path) -> ServedModel:
     """What the API says of the model. Raises ConfigurationError for a folder that cannot be read."""
     limit = plan.config.max_model_len or ModelConfig.from_folder(folder).max_position_embeddings
-    return ServedModel(plan.served_model_name, limit, int(time.time()))
+    return ServedModel(
+        plan.served_model_name,
+        limit,
+        int(time.time()),
+        max_num_seqs=plan.config.max_num_seqs,
+        max_output_tokens=plan.config.max_output_tokens,
+        scheduling_policy=plan.config.scheduling_policy,
+    )

@@ -37,6 +37,14 @@ class GroupLost(Exception):
         self.is_dead = is_dead
 
 
+class GroupFull(Exception):
+    """The worker group is well, and has no room for the request."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class TokenStream:
     """The updates of one request from one group, in order, without repeats; ``positions`` are those it begins at."""
 
@@ -85,6 +93,8 @@ class GroupClient:
         self._streams: dict[str, TokenStream] = {}
         self._weights: dict[str, int] = {}
         self._poller: asyncio.Task[None] | None = None
+        self._has_aborted = False
+        """The leader will have put the ends of aborted requests into the mailbox."""
 
     @property
     def lost(self) -> bool:
@@ -96,19 +106,25 @@ class GroupClient:
         return sum(self._weights.values())
 
     async def submit(self, request: Request) -> TokenStream:
-        """Hand over a request. Raises GroupLost when the group does not take it."""
+        """Hand over a request. Raises GroupLost when the group cannot take it, GroupFull when it will not."""
         positions = {branch.index: len(branch.output_token_ids) for branch in request.branches}
         stream = self._streams[request.request_id] = TokenStream(positions)
-        self._weights[request.request_id] = len(request.prompt_token_ids) + request.sampling.max_tokens
+        self._weights[request.request_id] = _weight(request)
         packed = pack(replace(request, gateway_id=self._mailbox))
         try:
-            await asyncio.wait_for(self._leader.submit.remote(packed), CALL_TIMEOUT_S)
+            # Before Python 3.12 wait_for returns the answer, and forgets that it was cancelled, when both come at once.
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                refusal = await self._leader.submit.remote(packed)
         except asyncio.CancelledError:
             self.abort(request.request_id)
             raise
         except (RayError, TimeoutError) as error:
             self._lose(error, is_dead=True)
             raise GroupLost(is_dead=True) from error
+        if refusal is not None:
+            self.forget(request.request_id)
+            message, retry_after_s = refusal
+            raise GroupFull(message, retry_after_s=retry_after_s)
         if request.request_id not in self._streams:
             raise GroupLost(is_dead=self.lost)
         if self._poller is None or self._poller.done():
@@ -124,25 +140,42 @@ class GroupClient:
         """Forget the request and let the group end it. Never blocks."""
         if request_id in self._streams and not self.lost:
             self._leader.abort.remote((request_id,))
+            self._has_aborted = True
         self.forget(request_id)
 
+    def abort_branch(self, request_id: str, branch: int) -> None:
+        """Let the group end one branch of a request that has others. Never blocks."""
+        if request_id in self._streams and not self.lost:
+            self._leader.abort.remote((request_id,), branch)
+
+    async def reset_prefix_cache(self) -> int | None:
+        """Let the group forget cached blocks that no request uses: how many; None when it does not answer."""
+        try:
+            return int(await asyncio.wait_for(self._leader.reset_prefix_cache.remote(), CALL_TIMEOUT_S))
+        except (RayError, TimeoutError):
+            return None
+
     async def _poll(self) -> None:
-        acknowledged, mailbox = 0, self._mailbox
-        while self._streams and not self.lost:
+        """Poll while requests are under way, and then until nothing comes any more: a leader that drains waits until
+        everything is acknowledged, the ends of aborted requests too."""
+        acknowledged, mailbox, is_empty = 0, self._mailbox, False
+        while (self._streams or not is_empty) and not self.lost:
+            wait_s = POLL_S if self._streams or self._has_aborted else 0.0
             try:
-                call = self._leader.poll.remote(mailbox, acknowledged, POLL_S)
+                call = self._leader.poll.remote(mailbox, acknowledged, wait_s)
                 frame = unpack(await asyncio.wait_for(call, SILENCE_S), TokenFrame)
             except (RayError, TimeoutError, WireError) as error:
-                self._lose(error, is_dead=True)
+                if self._streams:
+                    self._lose(error, is_dead=True)
                 return
             if frame.last_number < acknowledged:
                 self._lose(RuntimeError("the leader has forgotten this gateway"), is_dead=False)
                 return
             acknowledged = frame.last_number
+            is_empty = not frame.updates
+            self._has_aborted = self._has_aborted and not is_empty
             for update in frame.updates:
                 self._deliver(update)
-        if not self.lost:  # the leader may forget the last frame too; one that drains waits for that
-            self._leader.poll.remote(mailbox, acknowledged, 0.0)
 
     def _deliver(self, update: SequenceUpdate) -> None:
         stream = self._streams.get(update.request_id)
@@ -167,6 +200,16 @@ class GroupClient:
     def is_idle(self) -> bool:
         """No request is under way here."""
         return not self._streams
+
+
+def num_sequences(request: Request) -> int:
+    """Sequences that the request runs: the beams of its search, or its branches."""
+    return request.sampling.beam_width or len(request.branches)
+
+
+def _weight(request: Request) -> int:
+    """Tokens that the request may cost: its prompt once, and the output of every sequence."""
+    return len(request.prompt_token_ids) + request.sampling.max_tokens * num_sequences(request)
 
 
 def _new_mailbox(gateway_id: str) -> str:

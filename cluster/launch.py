@@ -29,7 +29,7 @@ from .local_ray import (
 )
 from .phases import Phases
 from .plan import NAMESPACE
-from .preflight import check_memory, check_model
+from .preflight import check_memory, check_model, fit_context
 from .supervisor import become_child
 
 
@@ -41,6 +41,7 @@ def serve(config: ServeConfig) -> None:
     resolved = resolve_model(config.model, cache_dir=config.cache_dir, report=phases.note)
     with phases.phase("checking the model"):
         check_model(config, resolved.path)
+        config = fit_context(config, resolved.path, phases.note)
         if config.address is None:
             check_memory(config, resolved.path)
     # Names in the folder that we were started in must not hide installed packages in Ray's workers.

@@ -19,6 +19,11 @@ from .environment import Environment
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 """Octavo passes nothing large through Ray's object store; Ray takes no less than 75 MiB."""
 
+HAPROXY_BALANCE = "leastconn\n    no option splice-request\n    no option splice-response"
+"""HAProxy 2.8 with ``option splice-request``, which Serve sets, often overlooks that a client has gone whose request
+came in two pieces, and the request is computed to its end for nobody. There is no variable for splicing; the value of
+this one stands at the end of the section in which a later option wins."""
+
 LEFTOVER_S = 10.0
 """How long processes may take to end by themselves when Ray has been shut down."""
 
@@ -57,6 +62,7 @@ def own_ray_environment(scratch: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "server-state"),
+        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": HAPROXY_BALANCE,
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..worker.spec import WorkerSpec
-from .config import ServeConfig
+from .config import DEFAULT_GPU_MEMORY_UTILIZATION, DEFAULT_PRIORITY_AGING_S, ServeConfig
 
 NAMESPACE = "octavo"
 """Ray namespace of the named actors."""
@@ -61,7 +61,7 @@ class ServePlan:
             max_model_len=config.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
             kv_cache_memory_bytes=None if budget is None else int(budget),
-            gpu_memory_utilization=config.gpu_memory_utilization,
+            gpu_memory_utilization=config.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION,
             num_gpu_blocks_override=config.num_gpu_blocks_override,
             num_ranks_on_machine=self.num_ranks_on_machine,
             routing_key=self.routing_key,
@@ -70,6 +70,13 @@ class ServePlan:
             ray_namespace=NAMESPACE,
             startup_timeout_s=config.startup_timeout_s,
             log_level=config.log_level,
+            scheduling_policy=config.scheduling_policy,
+            priority_aging_s=config.priority_aging_s or DEFAULT_PRIORITY_AGING_S,
+            target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1000,
+            max_output_tokens=config.max_output_tokens,
+            max_queued_requests=config.max_queued_requests,
+            max_queued_tokens=config.max_queued_tokens,
+            async_scheduling=config.async_scheduling,
         )
 
 

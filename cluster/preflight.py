@@ -1,15 +1,23 @@
-"""What can be judged of a model before any process is started."""
+"""What can be judged of a model and of this machine's memory before any process is started."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-
-import psutil
+from typing import Literal
 
 from ..worker.errors import ConfigurationError
+from ..worker.host_memory import host_memory
+from ..worker.ledger import gib
 from ..worker.model.config import ModelConfig
 from ..worker.model.partition import partition
 from .config import ServeConfig
+
+_PROCESS_BYTES = 400 * 2**20
+"""A rank's process without weights and KV blocks, measured with torch 2.13."""
+
+_CPU_KV_ITEMSIZE = 4
+"""On CPUs KV is float32, whatever the weights are."""
 
 
 def check_model(config: ServeConfig, folder: Path) -> None:
@@ -23,25 +31,94 @@ def check_model(config: ServeConfig, folder: Path) -> None:
     limit = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigurationError(f"--max-model-len: the model's context is {limit} tokens, got {config.max_model_len}")
+    config.check_context(config.max_model_len or limit)
 
 
-_PROCESS_BYTES = 400 * 2**20
-"""A rank's process without weights and KV blocks, measured with torch 2.13."""
+def fit_context(config: ServeConfig, folder: Path, note: Callable[[str], None]) -> ServeConfig:
+    """``config`` with the context lowered to what the KV pool holds, where the pool was set and the context was not.
+
+    Only here, where all parts of the cluster are still to learn the context. A pool whose size shows when the workers
+    measure their memory is refused by them when it is too small.
+    """
+    model = ModelConfig.from_folder(folder)
+    limit, num_blocks = model.max_position_embeddings, _set_num_blocks(config, model)
+    fits = limit if num_blocks is None else num_blocks * config.block_size
+    if config.max_model_len is not None or fits >= limit or fits == 0:
+        return config
+    note(f"--max-model-len: {fits:,} tokens, all that the KV pool as set can hold; the model's context is {limit:,}")
+    return ServeConfig.parse(config.model_dump(mode="json") | {"max_model_len": fits})
 
 
 def check_memory(config: ServeConfig, folder: Path) -> None:
     """Raises ConfigurationError when this machine's memory cannot hold all worker groups on its CPUs."""
-    if config.device == "cuda" or (config.device == "auto" and _num_gpus() > 0):
+    if _device(config) != "cpu":
         return
     replicas = config.for_device("cpu").replicas or 1
     weight_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     group_bytes = weight_bytes + config.tensor_parallel_size * _PROCESS_BYTES
-    available = psutil.virtual_memory().available
+    available = host_memory().available
     if replicas * group_bytes > available:
         raise ConfigurationError(
             f"--replicas: {replicas} worker groups need about {replicas * group_bytes / 2**30:.1f} GiB for weights and "
             f"processes, but {available / 2**30:.1f} GiB are available; at most {available // group_bytes}"
         )
+    _check_pools(config, folder, replicas * config.tensor_parallel_size, available - replicas * group_bytes)
+
+
+def _check_pools(config: ServeConfig, folder: Path, num_ranks: int, left: int) -> None:
+    """Raises ConfigurationError when the KV pools that were set do not fit in ``left`` bytes together.
+
+    Each rank sees to its own pool; that those of all ranks fit is seen best before any of them is there.
+    """
+    block_bytes = _bytes_per_block(config, ModelConfig.from_folder(folder), _CPU_KV_ITEMSIZE)
+    if config.num_gpu_blocks_override is not None:
+        flag, value, unit = "--num-gpu-blocks-override", config.num_gpu_blocks_override, block_bytes
+    elif config.kv_cache_memory_bytes is not None:
+        flag, value, unit = "--kv-cache-memory-bytes", int(config.kv_cache_memory_bytes), 1
+    else:
+        return
+    if num_ranks * value * unit > left:
+        raise ConfigurationError(
+            f"{flag} is {value}, which takes {gib(num_ranks * value * unit)} for the KV of {num_ranks} workers, but "
+            f"weights and processes leave {gib(left)} of this machine's memory; at most {left // (num_ranks * unit)}"
+        )
+
+
+def _set_num_blocks(config: ServeConfig, model: ModelConfig) -> int | None:
+    """KV blocks of a worker, if they are set. None as well where it takes the workers to know."""
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
+    itemsize = _kv_itemsize(config, model)
+    if config.kv_cache_memory_bytes is None or itemsize is None:
+        return None
+    return int(config.kv_cache_memory_bytes) // _bytes_per_block(config, model, itemsize)
+
+
+def _bytes_per_block(config: ServeConfig, model: ModelConfig, itemsize: int) -> int:
+    """K and V of one block in all layers, on the rank with the most KV heads."""
+    kv_heads = max(len(share.kv_heads) for share in partition(model, config.tensor_parallel_size))
+    return model.num_layers * 2 * kv_heads * config.block_size * model.head_dim * itemsize
+
+
+def _kv_itemsize(config: ServeConfig, model: ModelConfig) -> int | None:
+    """Bytes of a number in the KV cache; None where the device is not known yet."""
+    device = _device(config)
+    if device != "cuda":
+        return _CPU_KV_ITEMSIZE if device == "cpu" else None
+    import torch
+
+    from ..worker.model.dtype import choose_dtype
+
+    return choose_dtype(config.dtype, model, torch.device("cuda")).itemsize
+
+
+def _device(config: ServeConfig) -> Literal["cpu", "cuda"] | None:
+    """None: a cluster that is joined decides."""
+    if config.device != "auto":
+        return config.device
+    if config.address is not None:
+        return None
+    return "cuda" if _num_gpus() > 0 else "cpu"
 
 
 def _num_gpus() -> int:

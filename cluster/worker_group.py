@@ -19,6 +19,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..worker.actor import Worker
+from . import ledgers
 from .plan import ServePlan, router_name
 
 DRAIN_S = 30.0
@@ -35,6 +36,7 @@ class WorkerGroup:
     async def __init__(self, plan: ServePlan, environment: dict[str, str]) -> None:  # type: ignore[misc]  # Serve awaits it
         self._plan = plan
         self._dead: str | None = None
+        self._app_name = serve.get_replica_context().app_name
         self.name = f"group-{serve.get_replica_context().replica_id.unique_id}"
         self._workers = self._create_workers(environment)
         try:
@@ -45,8 +47,7 @@ class WorkerGroup:
         self._watchers = [asyncio.create_task(self._watch(worker)) for worker in self._workers]
 
     def _create_workers(self, environment: dict[str, str]) -> list[Any]:
-        app_name = serve.get_replica_context().app_name
-        spec = self._plan.worker_spec(self.name, time.time_ns(), router_name(app_name))
+        spec = self._plan.worker_spec(self.name, time.time_ns(), router_name(self._app_name))
         return [
             ray.remote(Worker)
             .options(
@@ -68,6 +69,7 @@ class WorkerGroup:
         loaded = await asyncio.gather(*[worker.load.remote(host, port) for worker in self._workers])
         for rank in loaded:
             logger.info("%s rank %d: %d KV blocks\n%s", self.name, rank["rank"], rank["num_blocks"], rank["ledger"])
+        await asyncio.to_thread(ledgers.publish, self._app_name, self.name, loaded)
         await self._workers[0].lead.remote()
 
     async def _watch(self, worker: Any) -> None:
@@ -103,3 +105,4 @@ class WorkerGroup:
             except (RayError, TimeoutError) as error:
                 logger.warning("%s did not drain: %s", self.name, type(error).__name__)
             self._kill_workers()
+            await asyncio.to_thread(ledgers.withdraw, self._app_name, self.name)

@@ -5,19 +5,20 @@ typical request, so that nothing has to be weighed against anything by hand. Wit
 
     u   prompt tokens that the group would have to compute,        r   its measured prefill rate, tokens/s
     q   prompt tokens ahead: reported, not yet done, and reserved, n   sequences there, those reserved included
-    L   expected output tokens,                                    s(n), b   time of a decode step, and its slope in n
-    N   max_num_seqs,   F   free blocks,   B   block size,         rho the utilisation of the model's groups
+    L   expected output tokens of a sequence,                      s(n), b   time of a decode step, and its slope in n
+    k   sequences of the request (n, or the beams of a search),    rho the utilisation of the model's groups
+    N   max_num_seqs,   F   free blocks,   B   block size,
 
 the parts are
 
-    wait          max(q / r, seats)    Prefill work is done in order. When n + 1 > N, a seat must come free too: a full
-                                       group finishes N sequences each L * s(N) seconds, so n + 1 - N of them take
-                                       seats = (n + 1 - N) * L * s(N) / N. Both waits pass at the same time.
+    wait          max(q / r, seats)    Prefill work is done in order. When n + k > N, seats must come free too: a full
+                                       group finishes N sequences each L * s(N) seconds, so n + k - N of them take
+                                       seats = (n + k - N) * L * s(N) / N. Both waits pass at the same time.
     prefill       u / r
-    interference  b * n * L            its own L steps are each longer by b * n in company of n sequences;
+    interference  b * n * k * L        its k sequences' L steps are each longer by b * n in company of n others;
                   + u / r * n / N      its prefill takes steps from those who decode: a stall of at most u / r for each,
                                        counted by how full the group is.
-    pressure      missing * B / r      blocks it needs, (u + L) / B, beyond F take the place of someone's blocks, who
+    pressure      missing * B / r      blocks it needs, (u + k * L) / B, beyond F take the place of someone's, who
                                        will have to compute those again.
     imposed       S * rho / (1 - rho)  with S = u / r, the work that it brings. Work S added to a queue drains only in
                                        the share 1 - rho of time that would be idle, so it is felt for S / (1 - rho), by
@@ -67,7 +68,8 @@ class Demand(NamedTuple):
 
     num_uncached_tokens: float
     num_output_tokens: float
-    """Expected, at most what the request allows."""
+    """Expected of one sequence, at most what the request allows."""
+    num_sequences: int = 1
 
 
 class Cost(NamedTuple):
@@ -86,20 +88,20 @@ class Cost(NamedTuple):
 
 def estimate_cost(load: Load, demand: Demand, utilisation: float, now: float) -> Cost:
     """The cost of one candidate; see the derivation above. ``utilisation`` is 0 or more."""
-    uncached, output = demand
+    uncached, output, added = demand
     (reported_at_s, backlog_s, reserved_s, rate, present, seats, full_step_s, slope_s, num_free, block_size) = load
     passed_s = now - reported_at_s
     wait_s = reserved_s + (backlog_s - passed_s if backlog_s > passed_s else 0.0)
-    if present >= seats:
-        wait_s = max(wait_s, (present + 1 - seats) * output * full_step_s / seats)
+    if present + added > seats:
+        wait_s = max(wait_s, (present + added - seats) * output * full_step_s / seats)
     prefill_s = uncached / rate
-    missing = uncached + output - num_free * block_size
+    missing = uncached + added * output - num_free * block_size
     occupancy = present / seats if present < seats else 1.0
     rho = utilisation if utilisation < MAX_UTILISATION else MAX_UTILISATION
     return Cost(
         wait_s=wait_s,
         prefill_s=prefill_s,
-        interference_s=slope_s * output * present + prefill_s * occupancy,
+        interference_s=slope_s * added * output * present + prefill_s * occupancy,
         pressure_s=missing / rate if missing > 0 else 0.0,
         imposed_s=prefill_s * rho / (1.0 - rho),
     )

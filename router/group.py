@@ -27,6 +27,7 @@ class Reservation:
     num_new_blocks: int
     num_stored_before: int
     num_removed_before: int
+    num_sequences: int = 1
     received: bool = False
 
 
@@ -47,8 +48,11 @@ class Group:
         self.knowledge = knowledge
         self.decode = DecodeModel()
         self.reservations: dict[str, Reservation] = {}
+        self.decoding: dict[str, int] = {}
+        """Requests of several sequences that are prefilled and not finished → how many."""
         self._load: tuple[Priors, Load] | None = None
-        self._num_reserved = 0
+        # Of the reservations that the reports do not include yet.
+        self._num_reserved_sequences = 0
         self._reserved_tokens = 0
         self._reserved_blocks = 0
 
@@ -89,6 +93,16 @@ class Group:
         self.received(request_id)
         return self.reservations.pop(request_id, None)
 
+    def note_prefilled(self, request_id: str, reservation: Reservation) -> None:
+        """Remember until its end of how many sequences the request is."""
+        if reservation.num_sequences > 1:
+            self.decoding[request_id] = reservation.num_sequences
+
+    def forget_sequences(self, request_id: str) -> int:
+        """The request has finished; of how many sequences it was, as far as is known."""
+        reservation = self.reservations.get(request_id)
+        return self.decoding.pop(request_id, 1 if reservation is None else reservation.num_sequences)
+
     def overdue(self, now: float, timeout_s: float, received_timeout_s: float) -> list[str]:
         """Requests that should have been received, or be computed, by now."""
         return [
@@ -106,9 +120,10 @@ class Group:
     def check(self) -> None:
         """Raise AssertionError unless the reserved load is the sum of the reservations not yet received."""
         open_ones = [reservation for reservation in self.reservations.values() if not reservation.received]
+        sequences = sum(reservation.num_sequences for reservation in open_ones)
         tokens = sum(reservation.num_uncached_tokens for reservation in open_ones)
         blocks = sum(reservation.num_new_blocks for reservation in open_ones)
-        if (self._num_reserved, self._reserved_tokens, self._reserved_blocks) != (len(open_ones), tokens, blocks):
+        if (self._num_reserved_sequences, self._reserved_tokens, self._reserved_blocks) != (sequences, tokens, blocks):
             raise AssertionError(f"group {self.name}: reserved load is not the sum of its reservations")
 
     def _work_out_load(self, priors: Priors) -> Load:
@@ -123,7 +138,7 @@ class Group:
             reported_backlog_s=report.num_uncomputed_prompt_tokens / rate,
             reserved_backlog_s=self._reserved_tokens / rate,
             prefill_tokens_per_s=rate,
-            num_sequences=report.num_running + report.num_waiting + self._num_reserved,
+            num_sequences=report.num_running + report.num_waiting + self._num_reserved_sequences,
             max_num_seqs=max(1, report.max_num_seqs),
             full_step_s=full_step_s,
             step_slope_s=slope_s,
@@ -133,6 +148,6 @@ class Group:
 
     def _count(self, reservation: Reservation, sign: int) -> None:
         self._load = None
-        self._num_reserved += sign
+        self._num_reserved_sequences += sign * reservation.num_sequences
         self._reserved_tokens += sign * reservation.num_uncached_tokens
         self._reserved_blocks += sign * reservation.num_new_blocks

@@ -203,6 +203,7 @@ class Router:
                 num_new_blocks=-(-uncached // block_size),
                 num_stored_before=knowledge.num_stored,
                 num_removed_before=knowledge.num_removed,
+                num_sequences=query.num_branches,
             ),
         )
         self._owners[request_id] = group
@@ -219,11 +220,15 @@ class Router:
 
     def _note_progress(self, pool: Pool, group: Group, progress: RequestProgress) -> None:
         group.received(progress.request_id)
-        if progress.finished and progress.num_output_tokens > 0:
-            pool.output_tokens.add(progress.num_output_tokens)
+        if progress.finished:
+            num_sequences = group.forget_sequences(progress.request_id)
+            if progress.num_output_tokens > 0:
+                pool.output_tokens.add(progress.num_output_tokens / num_sequences)
         if (progress.prefilled or progress.finished) and progress.request_id in group.reservations:
             reservation = group.reservations[progress.request_id]
             self._release(progress.request_id)
+            if not progress.finished:
+                group.note_prefilled(progress.request_id, reservation)
             if progress.prefilled:
                 self._compare(group, reservation, progress.num_cached_tokens)
 
@@ -289,7 +294,7 @@ def _assess(
         # At least the last prompt token is always computed, so the block that it ends cannot be used.
         usable_blocks = min(depths.get(knowledge.slot, 0), max(0, num_tokens - 1) // report.block_size)
         cached = usable_blocks * report.block_size
-        demand = Demand(num_tokens - cached * knowledge.confidence, num_output_tokens)
+        demand = Demand(num_tokens - cached * knowledge.confidence, num_output_tokens, query.num_branches)
         cost = estimate_cost(group.load(priors), demand, utilisation, now)
         candidates.append(Candidate(report.group, report.generation, knowledge.state, cached, cost))
     return tuple(candidates)

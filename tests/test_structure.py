@@ -27,7 +27,13 @@ LAYERS = ("cluster", "router", "worker", "kernels")
 PLAIN_DATA = {"errors", "messages", "routing_hash", "step_plan", "wire"}
 """The modules of ``worker`` that the router may use."""
 
-WITHOUT_TORCH = ("worker.scheduler", "worker.engine", "worker.block_pool", "worker.prefix_cache", "worker.sequence")
+WITHOUT_TORCH = (
+    *("worker.scheduler", "worker.engine", "worker.block_pool", "worker.prefix_cache", "worker.sequence"),
+    *("worker.kv_memory", "worker.prefix_wait", "worker.preemption", "worker.plan_builder", "worker.live_request"),
+    *("worker.waiting_queue", "worker.fair_queue", "worker.policies", "worker.head_room", "worker.token_budget"),
+    *("worker.speed", "worker.beam_search", "worker.sampling_row", "worker.admission", "worker.ledger"),
+    *("worker.step_thread", "worker.report_book", "worker.waiting_room"),
+)
 WITHOUT_RAY = ("cluster.api", "cluster.cli", "cluster.config", "cluster.environment")
 PARTS = {"starlette": "fastapi", "pydantic-core": "pydantic", "llvmlite": "numba"}
 """Distributions that come with another one, in the release that it wants."""

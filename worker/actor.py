@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
+from .engine import Engine
 from .engine_loop import EngineLoop
 from .messages import Request
 from .metrics import metrics_text
@@ -89,9 +90,15 @@ class Worker:
         identity = GroupIdentity(
             spec.served_model_name, spec.group, spec.generation, spec.block_size, loaded.num_blocks, spec.max_num_seqs
         )
-        book = ReportBook(identity, lambda engine: metrics_text(engine, spec.served_model_name, spec.group))
         executor = executor_of(loaded)
-        self._loop = EngineLoop(lambda emit: engine_of(spec, loaded, executor, emit), executor, book, spec.generation)
+        self._loop = EngineLoop(
+            lambda emit: engine_of(spec, loaded, executor, emit),
+            executor,
+            ReportBook(identity, self._metrics_text),
+            spec.generation,
+            max_queued_requests=spec.max_queued_requests,
+            max_queued_tokens=spec.max_queued_tokens,
+        )
         self._tasks.append(asyncio.create_task(self._report()))
 
     async def watch(self) -> None:
@@ -118,16 +125,25 @@ class Worker:
 
     # ---- what gateways call ----
 
-    async def submit(self, packed: bytes) -> None:
-        """A packed Request. Its tokens come by ``poll`` of its gateway."""
-        self._get_loop().submit(unpack(packed, Request))
+    async def submit(self, packed: bytes) -> tuple[str, float] | None:
+        """A packed Request. Its tokens come by ``poll`` of its gateway; when too much waits already, none do, and the
+        answer says why and after how many seconds to try again."""
+        refusal = self._get_loop().submit(unpack(packed, Request))
+        return None if refusal is None else (refusal.message, refusal.retry_after_s)
 
-    async def abort(self, request_ids: tuple[str, ...]) -> None:
-        self._get_loop().abort(request_ids)
+    async def abort(self, request_ids: tuple[str, ...], branch: int | None = None) -> None:
+        """End requests, or only this branch of each."""
+        self._get_loop().abort(request_ids, branch)
 
     async def poll(self, gateway_id: str, acknowledged: int, timeout_s: float) -> bytes:
         """A packed TokenFrame with everything that the gateway has not acknowledged."""
         return pack(await self._get_loop().poll(gateway_id, acknowledged, timeout_s))
+
+    # ---- what the group's owner calls ----
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget what is cached and unused; how many blocks that was."""
+        return await self._get_loop().ask(lambda engine: engine.reset_prefix_cache())
 
     # ---- what this rank does by itself ----
 
@@ -151,6 +167,11 @@ class Worker:
             event_loop.call_soon_threadsafe(report, ended)
 
         threading.Thread(target=run, name="follower", daemon=True).start()
+
+    def _metrics_text(self, engine: Engine) -> str:
+        """Called in the engine's thread, which may be ahead of ``lead``: nothing was refused then."""
+        num_refused = {} if self._loop is None else self._loop.num_refused
+        return metrics_text(engine, self._spec.served_model_name, self._spec.group, num_refused)
 
     async def _report(self) -> None:
         """Tell the router what changed, at once, and that we live, every second; find it again when it is replaced."""

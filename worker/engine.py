@@ -2,27 +2,38 @@
 
 It is driven from one thread: ``submit``, ``abort`` and ``step`` do not overlap. Every request that is submitted ends
 exactly once, with an update that carries a finish reason for each of its branches.
+
+While a step runs, the next one is planned and handed to the executor, which then needs not wait for the engine. That
+is not possible while a beam search is under way: what it does next depends on the tokens of the step before.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .errors import InvalidRequest, OctavoError
+from .beam_run import BeamRun
+from .deadlines import Deadlines
+from .errors import InvalidRequest
+from .live_request import LiveRequest
 from .messages import Branch, FinishReason, Request, RequestProgress, SequenceUpdate
 from .plan_builder import ScheduledStep
-from .sampling_row import SamplingRow
+from .sampling_row import Candidate, SamplingRow, StepResult
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
 from .speed import SpeedMeter
 from .step_plan import StepPlan
 
+_PLANNING_MARGIN_S = 0.002
+"""The next step is planned so long before the one under way is expected to end, and twice what planning takes."""
+
 
 class StepExecutor(Protocol):
-    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int | None]: ...
+    def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
+        """Start a step; it runs after those launched before it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -37,28 +48,19 @@ class EngineCounters:
 
 
 @dataclass(slots=True)
-class _Live:
-    """A request under way and its sequences that have not ended."""
+class _UnderWay:
+    """A step that was launched and not yet taken in."""
 
-    request: Request
-    sequences: list[Sequence]
-    num_cached_tokens: int | None = None
-    """Of the first branch that was computed; None until its prompt is."""
-    num_output_tokens: int = 0
-    """Of the branches that have ended."""
-
-    def progress(self, *, finished: bool = False) -> RequestProgress:
-        return RequestProgress(
-            self.request.request_id,
-            prefilled=self.num_cached_tokens is not None,
-            finished=finished,
-            num_cached_tokens=self.num_cached_tokens or 0,
-            num_output_tokens=self.num_output_tokens if finished else 0,
-        )
+    step: ScheduledStep
+    result: Future[StepResult]
+    started_s: float
 
 
 class Engine:
-    """``clock`` gives seconds; ``emit(gateway_id, update)`` takes what is for a gateway."""
+    """``clock`` gives seconds; ``emit(gateway_id, update)`` takes what is for a gateway.
+
+    ``speed`` is told of every step; the scheduler's token budget may ask the same object.
+    """
 
     def __init__(
         self,
@@ -67,18 +69,20 @@ class Engine:
         *,
         clock: Callable[[], float],
         emit: Callable[[str, SequenceUpdate], None],
+        speed: SpeedMeter | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.counters = EngineCounters()
-        self.speed = SpeedMeter()
+        self.speed = speed or SpeedMeter()
         self._executor = executor
         self._clock = clock
         self._emit = emit
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._progress: dict[str, RequestProgress] = {}
+        self._under_way: _UnderWay | None = None
+        self._planning_s = 0.0
         self._num_arrivals = 0
-        self._next_deadline_s = math.inf
-        """No sequence is late before this time."""
+        self._deadlines = Deadlines(scheduler.is_queued)
 
     # ---- what comes in ----
 
@@ -91,22 +95,36 @@ class Engine:
             return
         try:
             self._judge(request)
-        except OctavoError as error:
-            self._refuse(request, str(error))
+        except InvalidRequest as error:
+            self._refuse(request, error)
             return
-        now = self._clock()
-        sequences = [self._start(request, branch, now) for branch in request.branches]
-        live = self._live[request.request_id] = _Live(request, list(sequences))
+        live = self._live[request.request_id] = LiveRequest(request, self._start(request))
+        if request.sampling.beam_width is not None:
+            live.search = BeamRun(request.sampling, self.scheduler, live.sequences[0])
         self._note(live.progress())
-        self._next_deadline_s = min([self._next_deadline_s, *_deadlines(sequences)])
+        self._deadlines.add(live.sequences)
         self.counters.num_prompt_tokens += len(request.prompt_token_ids)
-        for sequence in sequences:
+        for sequence in list(live.sequences):
             reason = _stop_reason(sequence)
             if reason is not None:  # complete already: its end was lost on the way
                 self._finish(sequence, reason)
 
-    def _start(self, request: Request, branch: Branch, now: float) -> Sequence:
-        sequence = Sequence.start(request, branch, arrival=self._num_arrivals, now=now)
+    def _start(self, request: Request) -> list[Sequence]:
+        """A sequence for all branches that have no output yet, which are forked when they have; one for each other.
+
+        A beam search starts from the prompt, whatever it had found elsewhere.
+        """
+        is_search = request.sampling.beam_width is not None
+        fresh = [0] if is_search else [branch.index for branch in request.branches if not branch.output_token_ids]
+        resumed = [] if is_search else [branch for branch in request.branches if branch.output_token_ids]
+        starts = [(fresh, Branch(fresh[0]))] if fresh else []
+        starts += [([branch.index], branch) for branch in resumed]
+        return [self._add(request, indices, branch) for indices, branch in starts]
+
+    def _add(self, request: Request, indices: list[int], branch: Branch) -> Sequence:
+        sequence = Sequence.start(
+            request, indices, branch.output_token_ids, arrival=self._num_arrivals, now=self._clock()
+        )
         self._num_arrivals += 1
         self.scheduler.add(sequence)
         return sequence
@@ -116,106 +134,264 @@ class Engine:
             raise InvalidRequest("the prompt has no tokens; at least 1 is needed", param="prompt")
         if not request.branches:
             raise InvalidRequest("the request has no branches; at least 1 is needed", param="n")
-        self.scheduler.check_fits(len(request.prompt_token_ids), request.sampling.max_tokens)
+        sampling = request.sampling
+        if sampling.beam_width is not None and len(request.branches) > sampling.beam_width:
+            raise InvalidRequest(
+                f"n is {len(request.branches)}, but beam_width is {sampling.beam_width}", param="beam_width"
+            )
+        self.scheduler.check_fits(len(request.prompt_token_ids), sampling.max_tokens, sampling.beam_width)
 
-    def _refuse(self, request: Request, message: str) -> None:
+    def _refuse(self, request: Request, error: InvalidRequest) -> None:
         self.counters.finished[FinishReason.ERROR] += len(request.branches)
         self._note(RequestProgress(request.request_id, prefilled=False, finished=True))
         for branch in request.branches:
             position = len(branch.output_token_ids)
-            update = SequenceUpdate(request.request_id, branch.index, position, (), FinishReason.ERROR, None, message)
+            update = SequenceUpdate(
+                request.request_id,
+                branch.index,
+                position,
+                (),
+                FinishReason.ERROR,
+                error=str(error),
+                param=error.param,
+                code=error.code,
+            )
             self._emit(request.gateway_id, update)
 
-    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request and free its blocks; harmless when it is unknown or has ended."""
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT, *, branch: int | None = None) -> None:
+        """End a request, or one branch of it, and free its blocks; harmless when it is unknown or has ended.
+
+        A beam search has no branches before its end: it is aborted as a whole or not at all.
+        """
         live = self._live.get(request_id)
-        for sequence in list(live.sequences) if live else ():
+        if live is None or (branch is not None and live.search is not None):
+            return
+        for sequence in list(live.sequences):
+            if sequence.status is SequenceStatus.FINISHED:
+                continue  # a beam, with the rest of its search
+            if branch is None:
+                self._finish(sequence, reason)
+            elif branch == sequence.branch or branch in sequence.unforked_branches:
+                self._end_branch(sequence, branch, reason)
+
+    def _end_branch(self, sequence: Sequence, branch: int, reason: FinishReason) -> None:
+        if not sequence.unforked_branches:
+            self.scheduler.note_length(sequence)  # a stop string was found in it
             self._finish(sequence, reason)
+            return
+        branches = [sequence.branch, *sequence.unforked_branches]
+        branches.remove(branch)
+        sequence.branch, sequence.unforked_branches = branches[0], branches[1:]
+        self._send(sequence, branch, sequence.num_output_tokens, (), reason)
+        self.counters.finished[reason] += 1
 
     def abort_gateway(self, gateway_id: str) -> None:
         """End every request of a gateway that is gone."""
         for request_id in [r.request.request_id for r in self._live.values() if r.request.gateway_id == gateway_id]:
             self.abort(request_id)
 
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached content; the number of blocks forgotten. What is under way goes on."""
+        return self.scheduler.reset_prefix_cache()
+
     # ---- one step ----
 
     def step(self) -> bool:
-        """Compute one step. False when there was nothing to compute."""
+        """Plan and launch a step, then take in the one launched before it. False when there was nothing to do."""
         self._expire(self._clock())
+        if not self._plans_ahead:
+            self._take_in()
+        before, self._under_way = self._under_way, self._launch()
+        is_busy = before is not None or self._under_way is not None
+        if before is not None:
+            self._take_in_step(before)
+            if self._under_way is not None:
+                self._under_way.started_s = self._clock()
+        if not self._plans_ahead:
+            self._take_in()
+        return is_busy
+
+    @property
+    def _plans_ahead(self) -> bool:
+        return self.scheduler.limits.plans_ahead and self.scheduler.num_running_beams == 0
+
+    def _launch(self) -> _UnderWay | None:
+        started = self._clock()
         step = self.scheduler.plan()
         if step is None:
-            return False
-        rows = [_sampling_row(sequence) for sequence in step.sampled]
-        started = self._clock()
-        tokens = self._executor.execute(step.plan, rows)
-        self._account(step, self._clock() - started)
-        for sequence, token in zip(step.sampled, tokens, strict=True):
+            return None
+        for sequence in step.forks:
+            self._live[sequence.request.request_id].sequences.append(sequence)
+        rows = [self._sampling_row(*each) for each in zip(step.sampled, step.positions, strict=True)]
+        now = self._clock()
+        self._planning_s = now - started
+        return _UnderWay(step, self._executor.launch(step.plan, rows), now)
+
+    def _sampling_row(self, sequence: Sequence, position: int) -> SamplingRow:
+        sampling = sequence.request.sampling
+        search = self._live[sequence.request.request_id].search if sampling.beam_width is not None else None
+        return SamplingRow(
+            seed=sampling.seed,
+            branch=sequence.branch,
+            position=position,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            banned_token_ids=sampling.stop_token_ids if position < sampling.min_tokens else (),
+            num_candidates=0 if search is None else search.num_candidates,
+        )
+
+    def _take_in(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            self._take_in_step(under_way)
+
+    def _take_in_step(self, under_way: _UnderWay) -> None:
+        """Wait for the step; its tokens go to those of its sequences that have not ended meanwhile."""
+        result, step = under_way.result.result(), under_way.step
+        self.scheduler.complete(step)
+        self._account(step, self._clock() - under_way.started_s)
+        for row, (sequence, token) in enumerate(zip(step.sampled, result.token_ids, strict=True)):
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            self.counters.num_generation_tokens += 1
             if token is None:
                 self._finish(sequence, FinishReason.ERROR, "the next token could not be sampled")
+            elif sequence.request.sampling.beam_width is not None:
+                if step.positions[row] == sequence.num_output_tokens:  # else computed again after it was preempted
+                    self._search(sequence, result.candidates[row])
             else:
                 self._append(sequence, token)
-        return True
 
     def _expire(self, now: float) -> None:
-        """End what is late. Looks at every sequence only when the earliest deadline known has come."""
-        if now < self._next_deadline_s:
+        """End what is late."""
+        if not self._deadlines.is_due(now):
             return
-        sequences = [sequence for live in self._live.values() for sequence in live.sequences]
-        for sequence in sequences:
-            if sequence.deadline_s is not None and sequence.deadline_s <= now:
+        for sequence in self._deadlines.late(self._sequences(), now):
+            if sequence.status is SequenceStatus.FINISHED:
+                continue  # a beam, with the rest of its search
+            if self._deadlines.is_late(sequence, now):
                 self._finish(sequence, FinishReason.TIMEOUT)
-        self._next_deadline_s = min((time for time in _deadlines(sequences) if time > now), default=math.inf)
+            else:
+                message = f"queue_timeout is {sequence.request.queue_timeout_s:g} s, and the request waited longer"
+                self._finish(sequence, FinishReason.OVERLOADED, message)
+
+    def _sequences(self) -> list[Sequence]:
+        return [sequence for live in self._live.values() for sequence in live.sequences]
 
     def _account(self, step: ScheduledStep, duration_s: float) -> None:
         self.counters.num_steps += 1
         self.counters.num_computed_tokens += step.plan.token_ids.size
-        self.counters.num_generation_tokens += len(step.sampled)
-        self.speed.note(step.num_prefill_tokens, len(step.sampled), duration_s)
+        self.speed.note(step.num_prefill_tokens, step.num_decoded, duration_s, step.prefill_context)
+
+    # ---- tokens ----
 
     def _append(self, sequence: Sequence, token: int) -> None:
-        position = sequence.num_output_tokens
-        sequence.token_ids.append(token)
+        position = len(sequence.token_ids) - sequence.num_prompt_tokens
+        sequence.append(token)
         live = self._live[sequence.request.request_id]
-        if live.num_cached_tokens is None:
-            live.num_cached_tokens = sequence.num_cached_tokens or 0
-            self._note(live.progress())
+        self._note_prefilled(live, sequence)
         reason = _stop_reason(sequence)
-        self._send(sequence, position, (token,), reason)
+        self._send(sequence, sequence.branch, position, (token,), reason)
         if reason is not None:
             self._end(sequence, reason)
 
+    def _note_prefilled(self, live: LiveRequest, sequence: Sequence) -> None:
+        if live.num_cached_tokens is None:
+            live.num_cached_tokens = sequence.num_cached_tokens or 0
+            self._note(live.progress())
+
+    def _search(self, sequence: Sequence, candidates: tuple[Candidate, ...]) -> None:
+        """A beam was computed."""
+        live = self._live[sequence.request.request_id]
+        self._note_prefilled(live, sequence)
+        if live.search is None:
+            raise RuntimeError(f"{live.request.request_id} is no beam search")
+        is_over = live.search.take(sequence, candidates)
+        live.sequences = live.search.beams
+        if is_over:
+            self._finish_search(live, None)
+
+    def _finish_search(self, live: LiveRequest, reason: FinishReason | None, error: str | None = None) -> None:
+        """End a beam search: by itself if ``reason`` is None; at its deadline, with the best of what there is."""
+        request, search = live.request, live.search
+        found = search.outputs(len(request.branches)) if search and reason in (None, FinishReason.TIMEOUT) else ()
+        for number, branch in enumerate(request.branches):
+            output = found[number] if number < len(found) else None
+            tokens = output.token_ids if output else ()
+            ended = reason or (output and output.reason) or FinishReason.LENGTH
+            self._send(live.sequences[0], branch.index, 0, tokens, ended, error)
+            self.counters.finished[ended] += 1
+        for sequence in live.sequences:
+            self.scheduler.finish(sequence, reason or FinishReason.ABORT)
+        longest = max((len(output.token_ids) for output in found), default=0)
+        live.num_output_tokens = longest * (request.sampling.beam_width or 1)
+        self._forget(live)
+
+    # ---- ends ----
+
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        """End a sequence without a new token."""
-        self._send(sequence, sequence.num_output_tokens, (), reason, error)
+        """End a sequence without a new token, with the branches that were to be forked from it."""
+        live = self._live[sequence.request.request_id]
+        if live.search is not None:
+            self._finish_search(live, reason, error)
+            return
+        position = len(sequence.token_ids) - sequence.num_prompt_tokens
+        for branch in (sequence.branch, *sequence.unforked_branches):
+            self._send(sequence, branch, position, (), reason, error)
         self._end(sequence, reason)
 
     def _send(
         self,
         sequence: Sequence,
+        branch: int,
         position: int,
         tokens: tuple[int, ...],
         reason: FinishReason | None,
         error: str | None = None,
     ) -> None:
         request, cached = sequence.request, sequence.num_cached_tokens
-        update = SequenceUpdate(request.request_id, sequence.branch, position, tokens, reason, cached, error)
+        retry_after_s = None
+        if reason is FinishReason.OVERLOADED:
+            retry_after_s = self.speed.retry_after_s(self.scheduler.num_uncomputed_prompt_tokens)
+        update = SequenceUpdate(
+            request.request_id, branch, position, tokens, reason, cached, error, retry_after_s=retry_after_s
+        )
         self._emit(request.gateway_id, update)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        self.counters.finished[reason] += 1
-        self.scheduler.finish(sequence, reason)
         live = self._live[sequence.request.request_id]
+        self.counters.finished[reason] += 1 + len(sequence.unforked_branches)
+        live.num_output_tokens += len(sequence.token_ids) - sequence.num_prompt_tokens
+        self.scheduler.finish(sequence, reason)
         live.sequences.remove(sequence)
-        live.num_output_tokens += sequence.num_output_tokens
         if not live.sequences:
-            del self._live[live.request.request_id]
-            self._note(live.progress(finished=True))
+            self._forget(live)
+
+    def _forget(self, live: LiveRequest) -> None:
+        del self._live[live.request.request_id]
+        self._note(live.progress(finished=True))
 
     # ---- what can be seen ----
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._under_way is not None
+
+    @property
+    def in_flight(self) -> Future[StepResult] | None:
+        """What the step under way will give."""
+        return self._under_way.result if self._under_way else None
+
+    @property
+    def plan_at_s(self) -> float:
+        """When to call ``step`` next, if the step under way is not over before: not too early, since what arrives
+        after it was planned is not in it. 0.0 when nothing is under way."""
+        if self._under_way is None:
+            return 0.0
+        step = self._under_way.step
+        expected_s = self.speed.expected_step_s(step.num_prefill_tokens, step.num_decoded, step.prefill_context)
+        return self._under_way.started_s + expected_s - 2 * self._planning_s - _PLANNING_MARGIN_S
 
     @property
     def num_requests(self) -> int:
@@ -236,40 +412,21 @@ class Engine:
     def check(self) -> None:
         """Prove the invariants of scheduler, pool and cache; see ``Scheduler.check``."""
         self.scheduler.check()
-        sequences = [sequence for live in self._live.values() for sequence in live.sequences]
+        sequences = self._sequences()
         if any(sequence.status is SequenceStatus.FINISHED for sequence in sequences):
             raise RuntimeError("a sequence has ended and is still counted as under way")
         num_scheduled = self.scheduler.num_running + self.scheduler.num_waiting
         if len(sequences) != num_scheduled:
             raise RuntimeError(f"{len(sequences)} sequences are under way, but {num_scheduled} run or wait")
-        if any(time < self._next_deadline_s for time in _deadlines(sequences)):
-            raise RuntimeError("a deadline would be missed")
-
-
-def _sampling_row(sequence: Sequence) -> SamplingRow:
-    sampling = sequence.request.sampling
-    position = sequence.num_output_tokens
-    return SamplingRow(
-        seed=sampling.seed,
-        branch=sequence.branch,
-        position=position,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        banned_token_ids=sampling.stop_token_ids if position < sampling.min_tokens else (),
-    )
+        self._deadlines.check(sequences)
 
 
 def _stop_reason(sequence: Sequence) -> FinishReason | None:
     """Why the sequence ends with the tokens that it has now, or None."""
     sampling = sequence.request.sampling
-    num_output_tokens = sequence.num_output_tokens
+    num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
     if num_output_tokens > sampling.min_tokens and sequence.token_ids[-1] in sampling.stop_token_ids:
         return FinishReason.STOP
     if num_output_tokens >= sampling.max_tokens:
         return FinishReason.LENGTH
     return None
-
-
-def _deadlines(sequences: list[Sequence]) -> list[float]:
-    return [sequence.deadline_s for sequence in sequences if sequence.deadline_s is not None]

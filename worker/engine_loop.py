@@ -1,7 +1,11 @@
 """EngineLoop: drives an Engine in a thread of its own and answers to an asyncio event loop.
 
 The thread is the only one that touches the engine. Others hand it calls through a queue; what it has for gateways lies
-in the outbox, what it has for the router in the report book, both behind one lock.
+in the outbox, what it has for the router in the report book, and how long its queue is in the admission, all behind one
+lock.
+
+While a step runs, the thread takes calls, until it is time to plan the next one: a request that comes meanwhile is in
+that plan.
 """
 
 from __future__ import annotations
@@ -9,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
+from .admission import Admission, Bound, Refusal
 from .engine import Engine
 from .messages import GroupReport, Request, SequenceUpdate, TokenFrame
 from .outbox import Outbox
@@ -30,8 +36,16 @@ GATEWAY_SILENCE_S = 15.0
 _POLLS_IN_SILENCE = 3
 """A poll is answered so often, news or not, within the time after which its gateway would count as gone."""
 
+T = TypeVar("T")
+
+_Call: TypeAlias = Callable[[], None]
+
+logger = logging.getLogger(__name__)
+
 
 class Heart(Protocol):
+    """What the ranks hear besides steps; see ``Executor``."""
+
     def heartbeat(self) -> None: ...
 
     def shut_down(self) -> None: ...
@@ -47,6 +61,8 @@ class EngineLoop:
         book: ReportBook,
         generation: int,
         *,
+        max_queued_requests: int | None = None,
+        max_queued_tokens: int | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         gateway_silence_s: float = GATEWAY_SILENCE_S,
     ) -> None:
@@ -56,12 +72,17 @@ class EngineLoop:
         self._heart = heart
         self._book = book
         self._outbox = Outbox(generation, now=time.monotonic)
+        self._admission = Admission(max_queued_requests, max_queued_tokens)
+        self._admission.note(self._engine, ())
         self._lock = threading.Lock()
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        """None asks for nothing, and wakes the thread."""
         self._loop = asyncio.get_running_loop()
         self._news: dict[str, asyncio.Event] = {}
         self._emitted: list[tuple[str, SequenceUpdate]] = []
         """Updates of the step or call under way; a gateway sees them together or not at all."""
+        self._taken: list[Request] = []
+        """Requests that the engine took in the call under way."""
         self._stopped = False
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
@@ -73,16 +94,24 @@ class EngineLoop:
 
     # ---- called from the event loop ----
 
-    def submit(self, request: Request) -> None:
-        """Hand over a request; its tokens come by ``poll`` of its gateway. RuntimeError when the engine is over."""
+    def submit(self, request: Request) -> Refusal | None:
+        """Hand over a request; its tokens come by ``poll`` of its gateway. A Refusal when too much waits already: it
+        was not taken, and nothing comes.
+
+        Raises RuntimeError when the engine is over.
+        """
         self._raise_if_over()
         with self._lock:
             self._outbox.touch(request.gateway_id)
-        self._calls.put(lambda: self._engine.submit(request))
+            refusal = self._admission.let_in(request)
+        if refusal is None:
+            self._calls.put(functools.partial(self._take, request))
+        return refusal
 
-    def abort(self, request_ids: tuple[str, ...]) -> None:
+    def abort(self, request_ids: tuple[str, ...], branch: int | None = None) -> None:
+        """End requests, or only this branch of each."""
         for request_id in request_ids:
-            self._calls.put(functools.partial(self._engine.abort, request_id))
+            self._calls.put(functools.partial(self._engine.abort, request_id, branch=branch))
 
     async def poll(self, gateway_id: str, acknowledged: int, timeout_s: float) -> TokenFrame:
         """Everything new for the gateway; waits up to ``timeout_s`` for something, at most a third of the time after
@@ -104,13 +133,13 @@ class EngineLoop:
         with self._lock:
             return self._outbox.take(gateway_id, acknowledged)
 
-    async def ask(self, question: Callable[[Engine], object]) -> object:
+    async def ask(self, question: Callable[[Engine], T]) -> T:
         """The answer of ``question(engine)``, asked in the engine's thread between two steps.
 
         Raises RuntimeError when the engine has failed or was stopped.
         """
         self._raise_if_over()
-        future: Future[object] = Future()
+        future: Future[T] = Future()
 
         def answer() -> None:
             if not future.set_running_or_notify_cancel():
@@ -123,7 +152,7 @@ class EngineLoop:
         self._calls.put(answer)
         return await self._unless_over(asyncio.wrap_future(future))
 
-    async def _unless_over(self, answer: asyncio.Future[object]) -> object:
+    async def _unless_over(self, answer: asyncio.Future[T]) -> T:
         over = asyncio.ensure_future(self._over.wait())
         either: set[asyncio.Future[Any]] = {answer, over}
         try:
@@ -179,6 +208,11 @@ class EngineLoop:
         return self._failure or RuntimeError("the engine failed")
 
     @property
+    def num_refused(self) -> dict[Bound, int]:
+        """Requests refused since the start, by what there was too much of."""
+        return self._admission.num_refused
+
+    @property
     def heartbeat_age_s(self) -> float:
         """Seconds since the engine's thread last came round."""
         return time.monotonic() - self._beat_s
@@ -186,7 +220,7 @@ class EngineLoop:
     def stop(self, timeout_s: float) -> None:
         """End the thread after the step under way, and let the other ranks go. Polls that wait then raise."""
         self._stopped = True
-        self._calls.put(lambda: None)
+        self._calls.put(None)
         self._thread.join(timeout_s)
 
     def _raise_if_over(self) -> None:
@@ -201,26 +235,47 @@ class EngineLoop:
         try:
             while not self._stopped:
                 self._beat_s = time.monotonic()
-                self._take_calls()
                 self._drop_silent_gateways()
                 self._step_or_beat()
                 self._publish()
+                self._take_calls()
+            if (step := self._engine.in_flight) is not None:
+                step.result()
             self._heart.shut_down()
         except BaseException as error:  # the thread's end is the engine's end: everybody waiting must learn of it
             self._failure = error
         self._tell(self._announce_end)
+        if self._failure is not None:
+            self._let_ranks_go()
 
     def _take_calls(self) -> None:
-        """Carry out the calls that are there; with nothing to compute, wait for one or for the next heartbeat."""
-        wait_s = 0.0 if self._engine.has_work else max(0.0, self._next_heartbeat_s - time.monotonic())
-        for _ in range(max(1, self._calls.qsize())):  # those that come meanwhile wait for the next step
+        """Carry out the calls that are there, and those that come while the engine has time for them."""
+        while (patience_s := self._patience_s()) > 0.0:
             try:
-                call = self._calls.get(wait_s > 0.0, wait_s)
+                call = self._calls.get(timeout=patience_s)
             except queue.Empty:
-                return
-            wait_s = 0.0
+                break
+            self._carry_out(call)
+        for _ in range(self._calls.qsize()):  # those that come meanwhile wait for the next step
+            self._carry_out(self._calls.get())
+
+    def _patience_s(self) -> float:
+        """For how long calls can be waited for: until the next step is to be planned or the one in flight is done, and
+        with nothing to compute until the next heartbeat."""
+        step = self._engine.in_flight
+        if self._stopped or (step.done() if step else self._engine.has_work):
+            return 0.0
+        until_s = self._engine.plan_at_s if step else self._next_heartbeat_s
+        return until_s - time.monotonic()
+
+    def _carry_out(self, call: _Call | None) -> None:
+        if call is not None:
             call()
             self._publish()
+
+    def _take(self, request: Request) -> None:
+        self._engine.submit(request)
+        self._taken.append(request)
 
     def _drop_silent_gateways(self) -> None:
         with self._lock:
@@ -230,12 +285,22 @@ class EngineLoop:
             self._tell(self._forget, gateway_id)
 
     def _step_or_beat(self) -> None:
-        """Compute a step. When there is none, and the ranks have not heard of us for a while, a heartbeat."""
-        if not self._engine.step():
-            if time.monotonic() < self._next_heartbeat_s:
-                return
+        """Go on by a step. When there is none, and the ranks have not heard of us for a while, a heartbeat."""
+        if self._engine.step():
+            if (step := self._engine.in_flight) is not None:
+                step.add_done_callback(lambda _: self._calls.put(None))
+        elif time.monotonic() < self._next_heartbeat_s:
+            return
+        else:
             self._heart.heartbeat()
         self._next_heartbeat_s = time.monotonic() + self._heartbeat_s
+
+    def _let_ranks_go(self) -> None:
+        """After a failure, as far as it goes: some rank may be gone, or in the middle of a step."""
+        try:
+            self._heart.shut_down()
+        except Exception as error:
+            logger.warning("the ranks were not told of the end: %s", error)
 
     def _add_snapshot(self) -> None:
         with self._lock:
@@ -247,7 +312,9 @@ class EngineLoop:
     def _publish(self) -> None:
         """Let the event loop have what the last step or call gave."""
         emitted, self._emitted = self._emitted, []
+        taken, self._taken = self._taken, []
         with self._lock:
+            self._admission.note(self._engine, taken)
             for gateway_id, update in emitted:
                 self._outbox.put(gateway_id, update)
             self._book.collect(self._engine)

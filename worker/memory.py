@@ -1,31 +1,31 @@
-"""How much KV a rank can hold: the ledger of its device's memory, and the worst step that can come.
+"""How much KV a rank can hold: its device's memory is measured, the worst step that can come is run.
 
 On a GPU::
 
     memory × --gpu-memory-utilization
       − used by others and by the CUDA context (NVML)  − weights  − peak of the worst-case step  = KV
 
-On a CPU there is no such wall, and what the worst step takes is small beside it: KV gets a fixed share of the memory
-that is available, divided by the ranks on this machine.
+On a CPU there is no wall but the machine's memory, which other programs need as well: KV gets a fixed share of what is
+available once the weights are loaded and the worst-case step is allowed for, divided by the ranks on the machine; or
+what the settings say, as far as it is available. ``worker/ledger.py`` does the sums.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 import pynvml
 import torch
+from torch import Tensor
 
 from .errors import ConfigurationError
+from .host_memory import host_memory, own_bytes, peak_growth
+from .ledger import CpuMemory, Entries, GpuMemory, Ledger, cpu_entries, gib, gpu_entries, left_of
+from .model.llama import Llama
 from .model_runner import Limits, ModelRunner
 from .step_plan import PlanKind, StepPlan
-
-CPU_SHARE = 0.25
-"""Of the available memory, for the KV of all ranks on a machine."""
-
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,48 +41,59 @@ class KvBudget:
     num_ranks_on_machine: int = 1
     """CPU ranks that share this machine's memory."""
 
-
-@dataclass(frozen=True, slots=True)
-class Ledger:
-    """Where a rank's memory goes. ``entries`` are (what, bytes); the KV pool is what they leave, or what was set."""
-
-    device: str
-    entries: tuple[tuple[str, int], ...]
-    kv_bytes: int
-    """For the KV pool at the most."""
-    bytes_per_block: int
-    block_size: int
-    num_blocks: int
-
-    def table(self) -> str:
-        """A few lines for people."""
-        used = self.num_blocks * self.bytes_per_block
-        rows = [*self.entries, ("left for KV", self.kv_bytes), ("KV pool", used)]
-        lines = [f"memory of {self.device:<35} GiB", *(f"  {what:<40} {amount / _GIB:8.2f}" for what, amount in rows)]
-        tokens = self.num_blocks * self.block_size
-        return "\n".join([*lines, f"  = {self.num_blocks} blocks of {self.block_size} tokens, {tokens} tokens"])
+    def setting(self) -> tuple[str, int] | None:
+        """The flag that sizes the KV pool and its value; None: the ledger does."""
+        if self.num_blocks_override is not None:
+            return "--num-gpu-blocks-override", self.num_blocks_override
+        if self.kv_cache_memory_bytes is not None:
+            return "--kv-cache-memory-bytes", self.kv_cache_memory_bytes
+        return None
 
 
 def size_kv_cache(runner: ModelRunner, budget: KvBudget) -> Ledger:
     """How many blocks this rank can hold (``num_blocks`` of the ledger); the least of all ranks must be used.
 
-    On a GPU the worst-case step is run to measure its peak, on all ranks at once, and no KV cache may exist yet.
-    Raises ConfigurationError, with the numbers, when one sequence of the longest length would not fit.
+    Runs the worst-case step to measure its peak: on all ranks at once, and no KV cache may exist; none is left.
+    Raises ConfigurationError, with the numbers, when what is set is not there, or one sequence of the longest length
+    would not fit.
+    """
+    is_gpu = runner.placement.device.type == "cuda"
+    return ledger_of(runner, budget, _gpu_entries(runner, budget) if is_gpu else _cpu_entries(runner, budget))
+
+
+def ledger_of(runner: ModelRunner, budget: KvBudget, entries: Entries) -> Ledger:
+    """The ledger of what was measured. Raises ConfigurationError as ``size_kv_cache`` does."""
+    kv_bytes = _kv_bytes(runner, budget, left_of(entries))
+    ledger = Ledger(
+        device=_device_name(runner.placement.device),
+        entries=entries,
+        kv_bytes=kv_bytes,
+        bytes_per_block=runner.kv_bytes_per_block,
+        block_size=runner.limits.block_size,
+        max_model_len=runner.limits.max_model_len,
+        num_blocks=kv_bytes // runner.kv_bytes_per_block,
+        setting=" ".join(map(str, budget.setting() or ())) or None,
+    )
+    _refuse_if_too_small(ledger, runner, budget)
+    return ledger
+
+
+def allocate_pool(runner: ModelRunner, num_blocks: int) -> None:
+    """Allocate the KV pool so that its memory is there, and fails to be now or never.
+
+    On CPUs an allocation only reserves addresses, and a page gets memory when it is first written: so every page is,
+    at about 0.3 s a GiB. Raises ConfigurationError when there is less memory than when the pool was sized.
     """
     device = runner.placement.device
-    entries = _gpu_entries(runner, budget) if device.type == "cuda" else _cpu_entries(runner, budget)
-    left = max(0, sum(amount for _, amount in entries))
-    kv_bytes = _wanted_bytes(runner, budget, left)
-    ledger = Ledger(
-        str(device),
-        tuple(entries),
-        kv_bytes,
-        runner.kv_bytes_per_block,
-        runner.limits.block_size,
-        kv_bytes // runner.kv_bytes_per_block,
-    )
-    _refuse_if_too_small(ledger, runner.limits)
-    return ledger
+    try:
+        runner.allocate_kv(num_blocks)
+        if device.type == "cpu":
+            runner.kv_cache.zero_()
+    except RuntimeError as error:  # torch's allocators, on CPUs and GPUs
+        wanted = gib(num_blocks * runner.kv_bytes_per_block)
+        raise ConfigurationError(
+            f"{wanted} for {num_blocks} KV blocks could not be had on {device}: {error}"
+        ) from error
 
 
 def run_worst_case_step(runner: ModelRunner) -> None:
@@ -124,32 +135,44 @@ def _worst_case_lengths(limits: Limits) -> list[int]:
     return lengths
 
 
-def _cpu_entries(runner: ModelRunner, budget: KvBudget) -> list[tuple[str, int]]:
-    available = psutil.virtual_memory().available
-    share = int(available * CPU_SHARE / budget.num_ranks_on_machine)
-    ranks = f"{budget.num_ranks_on_machine} rank" + "s" * (budget.num_ranks_on_machine > 1)
-    return [
-        ("available, weights loaded", available),
-        (f"kept free: all but {CPU_SHARE:.0%}, over {ranks}", share - available),
-    ]
+def _cpu_entries(runner: ModelRunner, budget: KvBudget) -> Entries:
+    host, own = host_memory(), own_bytes()
+    runner.allocate_kv(1)
+    step_peak = peak_growth(lambda: run_worst_case_step(runner))
+    runner.release_kv()
+    memory = CpuMemory(host.total, host.available, own, weight_bytes(runner.model), step_peak)
+    return cpu_entries(memory, budget.num_ranks_on_machine, shared=budget.setting() is None)
 
 
-def _gpu_entries(runner: ModelRunner, budget: KvBudget) -> list[tuple[str, int]]:
+def weight_bytes(model: Llama) -> int:
+    """Bytes of the tensors that a model's layers keep, plain and packed; what two layers share counts once."""
+    tensors = {_identity(tensor): tensor for layer in model.layers() for tensor in _tensors_of(layer)}
+    return sum(tensor.nbytes for tensor in tensors.values()) + model.cos_sin.nbytes
+
+
+def _tensors_of(layer: object) -> Iterator[Tensor]:
+    """Those of a layer and of the kernels that it has prepared."""
+    for value in vars(layer).values():
+        held = getattr(value, "__dict__", {}).values() if callable(value) else ()
+        yield from (part for part in (value, *held) if isinstance(part, Tensor))
+
+
+def _identity(tensor: Tensor) -> int:
+    """The same for two tensors of the same memory; oneDNN's packed ones, which show none, are never shared."""
+    return id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
+
+
+def _gpu_entries(runner: ModelRunner, budget: KvBudget) -> Entries:
     device = runner.placement.device
     weights = torch.cuda.memory_allocated(device)
-    peak = _peak_of_worst_case(runner)
+    step_peak = _peak_of_worst_case(runner)
     total, used = _device_memory(device)
-    others = used - torch.cuda.memory_reserved(device)
-    return [
-        ("memory", total),
-        (
-            f"kept free: utilization {budget.gpu_memory_utilization:g}",
-            int(total * budget.gpu_memory_utilization) - total,
-        ),
-        ("others, CUDA context (NVML)", -others),
-        ("weights", -weights),
-        ("peak of the worst-case step", -peak),
-    ]
+    memory = GpuMemory(total, used, torch.cuda.memory_reserved(device), weights, step_peak)
+    return gpu_entries(memory, budget.gpu_memory_utilization)
+
+
+def _device_name(device: torch.device) -> str:
+    return f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
 
 
 def _peak_of_worst_case(runner: ModelRunner) -> int:
@@ -181,37 +204,31 @@ def _device_memory(device: torch.device) -> tuple[int, int]:
     return total, used
 
 
-def _wanted_bytes(runner: ModelRunner, budget: KvBudget, left: int) -> int:
-    """Bytes for KV: as set, else what is left."""
-    if budget.num_blocks_override is not None:
-        setting, value = "--num-gpu-blocks-override", budget.num_blocks_override
-        wanted = value * runner.kv_bytes_per_block
-    elif budget.kv_cache_memory_bytes is not None:
-        setting, value = "--kv-cache-memory-bytes", budget.kv_cache_memory_bytes
-        wanted = value
-    else:
+def _kv_bytes(runner: ModelRunner, budget: KvBudget, left: int) -> int:
+    """Bytes for KV: as set, else what is left. Raises ConfigurationError when more is set than is left."""
+    setting = budget.setting()
+    if setting is None:
         return left
-    limit = psutil.virtual_memory().available if runner.placement.device.type == "cpu" else left
-    if wanted > limit:
+    flag, value = setting
+    wanted = value * runner.kv_bytes_per_block if budget.num_blocks_override is not None else value
+    if wanted > left:
+        device = runner.placement.device
+        wall = "" if device.type == "cpu" else f" within --gpu-memory-utilization {budget.gpu_memory_utilization:g}"
         raise ConfigurationError(
-            f"{setting} is {value}, which takes {_gib(wanted)} for KV on {runner.placement.device}, "
-            f"but only {_gib(limit)} are free"
+            f"{flag} is {value}, which takes {gib(wanted)} for KV on {device}, but only {gib(left)} are free{wall}"
         )
     return wanted
 
 
-def _refuse_if_too_small(ledger: Ledger, limits: Limits) -> None:
-    needed = limits.max_blocks
-    if ledger.num_blocks >= needed:
+def _refuse_if_too_small(ledger: Ledger, runner: ModelRunner, budget: KvBudget) -> None:
+    if ledger.num_blocks >= ledger.max_blocks:
         return
-    fits = ledger.num_blocks * limits.block_size
-    helps = "--kv-cache-memory-bytes" if ledger.device == "cpu" else "--gpu-memory-utilization"
+    device, setting = runner.placement.device, budget.setting()
+    default = "--kv-cache-memory-bytes" if device.type == "cpu" else "--gpu-memory-utilization"
+    fits = ledger.num_blocks * ledger.block_size
+    otherwise = f", or set --max-model-len to at most {fits}" if fits else ""
     raise ConfigurationError(
-        f"one sequence of --max-model-len {limits.max_model_len} tokens needs {needed} KV blocks, "
-        f"{_gib(needed * ledger.bytes_per_block)} on {ledger.device}, but {_gib(ledger.kv_bytes)} are left for KV, "
-        f"{ledger.num_blocks} blocks: raise {helps}, or lower --max-model-len to at most {fits}"
+        f"one sequence of --max-model-len {ledger.max_model_len} tokens needs {ledger.max_blocks} KV blocks, "
+        f"{gib(ledger.max_blocks * ledger.bytes_per_block)} on {device}, but {gib(ledger.kv_bytes)} are left for KV, "
+        f"{ledger.num_blocks} blocks: raise {setting[0] if setting else default}{otherwise}"
     )
-
-
-def _gib(amount: int) -> str:
-    return f"{amount / _GIB:.2f} GiB"

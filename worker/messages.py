@@ -19,6 +19,8 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     ABORT = "abort"
     TIMEOUT = "timeout"
+    OVERLOADED = "overloaded"
+    """Not admitted within its ``queue_timeout_s``; nothing was computed for it."""
     ERROR = "error"
 
 
@@ -38,6 +40,13 @@ class SamplingParams:
     """Until a branch has this many output tokens, ``stop_token_ids`` cannot be drawn."""
     stop_token_ids: tuple[int, ...] = ()
     """End a branch when drawn: the model's end-of-sequence ids, unless the request ignores them, and its own."""
+    beam_width: int | None = None
+    """Search with so many beams instead of drawing; the request's branches are then the best outputs, best first.
+    Seed, temperature, top_p and top_k do not matter."""
+    length_penalty: float = 1.0
+    """Beam search: an output's score is its log-probability / length ** length_penalty."""
+    early_stopping: bool = False
+    """Beam search: end as soon as there are ``beam_width`` complete outputs, not when none can become better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,10 @@ class Request:
     """What the router expects this group to hold of the prompt."""
     attempt: int = 1
     """Counts the groups that have been given this request."""
+    use_prefix_cache: bool = True
+    """False: nothing is taken from the prefix cache for it, and nothing of it is kept there."""
+    queue_timeout_s: float | None = None
+    """Seconds that it may wait until its first token is being computed; then it ends with ``OVERLOADED``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +99,15 @@ class SequenceUpdate:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int | None = None
-    """Prompt tokens that were taken from the prefix cache; set in a branch's first update."""
+    """Prompt tokens that were taken from the prefix cache when the request was first admitted; None before that."""
     error: str | None = None
-    """With ``FinishReason.ERROR`` or ``ABORT``: what happened, for the user."""
+    """With ``FinishReason.ERROR``, ``ABORT`` or ``OVERLOADED``: what happened, for the user."""
+    retry_after_s: float | None = None
+    """With ``OVERLOADED``: when it is worth trying again."""
+    param: str | None = None
+    """With ``ERROR``: the field of the request for which it can never be served here."""
+    code: str | None = None
+    """OpenAI's code for that, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +224,8 @@ class RouteQuery:
     tenant: str | None = None
     excluded_generations: tuple[int, ...] = ()
     """Generations that this request has just failed on."""
+    num_branches: int = 1
+    """Sequences that it will run, all on one prompt: its ``n``, or the width of its beam search."""
 
 
 @dataclass(frozen=True, slots=True)

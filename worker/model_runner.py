@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.backend import Kernels
@@ -116,7 +117,7 @@ class ModelRunner:
     def remember(self, step: int, token_ids: Tensor) -> None:
         """Keep the ids ``[R]`` sampled in a step, for later plans that name "row i of that step"."""
         self._sampled[step] = token_ids.to(self.placement.device, torch.int32)
-        for old in sorted(self._sampled)[:-_REMEMBERED_STEPS]:
+        for old in list(self._sampled)[:-_REMEMBERED_STEPS]:  # in the order of steps, whose numbers start again
             del self._sampled[old]
 
     @torch.inference_mode()
@@ -128,9 +129,13 @@ class ModelRunner:
         self._update_tables(plan)
         if len(plan.copies):
             self._kernels.copy_blocks(self.kv_cache, torch.from_numpy(plan.copies))
-        batch, rows = self._batch(plan)
+        indices, places = _without_repeats(plan.logit_indices)
+        batch, rows = self._batch(plan, indices)
         x, residual = self.model.hidden(batch, self._kv_layers)
-        return self.model.logits(x.index_select(0, rows), residual.index_select(0, rows))
+        logits = self.model.logits(x.index_select(0, rows), residual.index_select(0, rows))
+        if logits is None or places is None:
+            return logits
+        return logits.index_select(0, torch.from_numpy(places).to(logits.device))
 
     def _update_tables(self, plan: StepPlan) -> None:
         begin = 0
@@ -138,7 +143,7 @@ class ModelRunner:
             self._tables[slot, first : first + count] = plan.table_blocks[begin : begin + count]
             begin += count
 
-    def _batch(self, plan: StepPlan) -> tuple[Batch, Tensor]:
+    def _batch(self, plan: StepPlan, logit_indices: Int32Array) -> tuple[Batch, Tensor]:
         """The plan as tensors on the device, and the indices of the tokens whose logits are needed."""
         new, seq_lens = plan.num_new_tokens, plan.num_computed_tokens + plan.num_new_tokens
         starts = np.zeros(new.size + 1, np.int32)
@@ -149,7 +154,7 @@ class ModelRunner:
         tables = self._tables[plan.slots, :width]
         slots = self._slot_mapping(np.repeat(plan.slots, new), positions)
         tokens, *rest, rows, table = self._upload(
-            plan.token_ids, positions, slots, seq_lens, starts, plan.logit_indices, tables.reshape(-1)
+            plan.token_ids, positions, slots, seq_lens, starts, logit_indices, tables.reshape(-1)
         )
         batch = Batch(
             self._known(tokens, plan.tokens_from_step),
@@ -182,6 +187,15 @@ class ModelRunner:
             return token_ids
         sampled = self._sampled[from_step].index_select(0, (-1 - token_ids).clamp_(min=0))
         return torch.where(token_ids < 0, sampled, token_ids)
+
+
+def _without_repeats(indices: Int32Array) -> tuple[Int32Array, NDArray[np.intp] | None]:
+    """The indices, each once, and where each was; None when none is repeated.
+
+    Branches of one prompt draw from the same token's logits: n of them must not cost n products with the vocabulary.
+    """
+    once, places = np.unique(indices, return_inverse=True)
+    return (indices, None) if once.size == indices.size else (once, places)
 
 
 def follow(runner: ModelRunner, collectives: Collectives, *, heard: Callable[[], None] = lambda: None) -> None:

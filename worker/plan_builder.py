@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,82 +11,166 @@ import numpy as np
 from .sequence import Sequence
 from .step_plan import Int32Array, PlanKind, StepPlan
 
+_WIRE_NUMBERS = 2**31
+"""Steps are numbered in int32 on the wire, round and round."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
     """A step for the ranks (``plan``) and for the leader."""
 
+    number: int
+    """Counts steps from 1, without end."""
     plan: StepPlan
     scheduled: Mapping[Sequence, int]
     """Sequence → its tokens in this step, in the order of the plan. They end at its ``num_computed_tokens``."""
     sampled: tuple[Sequence, ...]
-    """Sequences that the step computes to their end, so that their next token is drawn; row i of the plan's logits
-    belongs to the i-th."""
+    """Sequences whose next token is drawn; row i of the plan's logits belongs to the i-th."""
+    positions: tuple[int, ...]
+    """For each of ``sampled``: which output token is drawn, from 0."""
+    forks: tuple[Sequence, ...] = ()
+    """Branches made in this step; they are in ``sampled`` too."""
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Tokens computed beyond one for each sequence that samples."""
-        return self.plan.token_ids.size - len(self.sampled)
+        """Tokens computed beyond one for each sequence that is computed to its end."""
+        return self.plan.token_ids.size - self.num_decoded
+
+    @property
+    def num_decoded(self) -> int:
+        """Sequences computed to their end."""
+        return len(self.sampled) - len(self.forks)
+
+    @property
+    def prefill_context(self) -> float:
+        """Tokens before a token of prefill, mean over those of the step: half of its own chunk, and what was computed
+        before; 0.0 without prefill."""
+        if self.num_prefill_tokens == 0:
+            return 0.0
+        plan = self.plan
+        counts = plan.num_new_tokens.copy()
+        last_tokens = np.cumsum(counts) - 1
+        counts[np.searchsorted(last_tokens, plan.logit_indices)] -= 1  # once, also where branches share a row
+        return float(np.average(plan.num_computed_tokens + counts / 2, weights=counts))
 
 
 class PlanBuilder:
     """Sequences are added in the order in which they are scheduled; a preempted one is taken out again."""
 
     def __init__(self) -> None:
+        self.num_tokens = 0
         self._scheduled: dict[Sequence, int] = {}
+        self._copies: dict[Sequence, tuple[int, int]] = {}
+        self._sources: dict[int, int] = {}
+
+    def add_decode(self, sequence: Sequence) -> None:
+        """Its next token is computed in this step; it has none in it yet."""
+        self._scheduled[sequence] = 1
+        self.num_tokens += 1
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
-        """The last ``num_tokens`` of the sequence's ``num_computed_tokens`` are computed in this step."""
-        self._scheduled[sequence] = num_tokens
+        """The last ``num_tokens`` of the sequence's ``num_computed_tokens`` are computed in this step.
+
+        May be called again for the same sequence: what it adds follows what it had.
+        """
+        self._scheduled[sequence] = self._scheduled.get(sequence, 0) + num_tokens
+        self.num_tokens += num_tokens
+
+    def copy(self, sequence: Sequence, source: int, destination: int) -> None:
+        """Before the step, block ``source`` is copied to ``destination``, which is in the sequence's table.
+
+        ``source`` stays held by one reference until ``sources`` are released.
+        """
+        self._copies[sequence] = (source, destination)
+        self._sources[source] = self._sources.get(source, 0) + 1
 
     def remove(self, sequence: Sequence) -> int:
         """Take ``sequence`` out; the number of tokens it had in this step (0 if it was not in it)."""
-        return self._scheduled.pop(sequence, 0)
+        num_tokens = self._scheduled.pop(sequence, 0)
+        self.num_tokens -= num_tokens
+        self._copies.pop(sequence, None)
+        return num_tokens
 
     def __len__(self) -> int:
         return len(self._scheduled)
 
-    def build(self, step: int) -> ScheduledStep:
-        """The step; the ranks then know the block tables of its sequences as they are now."""
-        scheduled = self._scheduled
-        token_ids, sampled, logit_indices = _tokens(scheduled)
-        updates, blocks = _table_updates(scheduled)
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._scheduled
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._scheduled)
+
+    def num_copies_of(self, block: int) -> int:
+        """References to ``block`` that copies hold, also those of sequences taken out."""
+        return self._sources.get(block, 0)
+
+    @property
+    def sources(self) -> Iterator[int]:
+        """A block for each reference that copies hold."""
+        return (block for block, count in self._sources.items() for _ in range(count))
+
+    @property
+    def num_copies(self) -> int:
+        return len(self._copies)
+
+    def build(self, number: int, forks: Mapping[Sequence, list[Sequence]], *, plans_ahead: bool) -> ScheduledStep:
+        """The step; the ranks then know the block tables of its sequences as they are now.
+
+        ``forks``: sequence → branches that draw from the same logits. Tokens that are not known yet are those that the
+        step before this one samples. ``plans_ahead``: the next step may be planned before this one is over.
+        """
+        slots, computed, updates, blocks = [], [], [], []
+        sampled: list[Sequence] = []
+        token_ids, positions, ends, uses_pending = array("i"), [], [], False
+        for sequence, num_tokens in self._scheduled.items():  # the hot loop of planning: no calls, few attributes
+            end, tokens = sequence.num_computed_tokens, sequence.token_ids
+            start, known = end - num_tokens, len(tokens)
+            slots.append(sequence.slot)
+            computed.append(start)
+            if end > known:  # its last token is what the step under way samples
+                token_ids += tokens[start:known]
+                token_ids.append(-1 - sequence.pending_row)
+                uses_pending = True
+            elif num_tokens == 1:
+                token_ids.append(tokens[start])
+            else:
+                token_ids += tokens[start:end]
+            if end == known + sequence.num_pending_tokens:
+                if end + 1 < sequence.plan_limit:
+                    sequence.num_pending_tokens += 1
+                    sequence.pending_row = len(sampled)
+                positions.append(end - sequence.num_prompt_tokens)
+                sampled.append(sequence)
+                ends.append(len(token_ids) - 1)
+            num_sent, num_blocks = sequence.num_sent_blocks, len(sequence.block_table)
+            if num_sent < num_blocks:
+                updates.append((sequence.slot, num_sent, num_blocks - num_sent))
+                blocks += sequence.block_table[num_sent:]
+                sequence.num_sent_blocks = num_blocks
+        branches = [branch for forked in forks.values() for branch in forked]
+        for sequence, forked in forks.items():
+            row = sampled.index(sequence)
+            for branch in forked:
+                branch.num_pending_tokens = sequence.num_pending_tokens
+                branch.pending_row = len(sampled)
+                sampled.append(branch)
+                positions.append(positions[row])
+                ends.append(ends[row])
         plan = StepPlan(
             kind=PlanKind.STEP,
-            step=step,
-            slots=_int32([sequence.slot for sequence in scheduled]),
-            num_new_tokens=_int32(list(scheduled.values())),
-            num_computed_tokens=_int32([s.num_computed_tokens - num_new for s, num_new in scheduled.items()]),
+            step=number % _WIRE_NUMBERS,
+            slots=_int32(slots),
+            num_new_tokens=_int32(list(self._scheduled.values())),
+            num_computed_tokens=_int32(computed),
             token_ids=np.frombuffer(token_ids, np.int32),
+            tokens_from_step=(number - 1) % _WIRE_NUMBERS if uses_pending else None,
             table_updates=_int32(updates).reshape(-1, 3),
             table_blocks=_int32(blocks),
-            logit_indices=_int32(logit_indices),
+            copies=_int32(list(self._copies.values())).reshape(-1, 2),
+            logit_indices=_int32(ends),
+            share_sampled=plans_ahead and any(sequence.num_pending_tokens for sequence in sampled),
         )
-        return ScheduledStep(plan, scheduled, tuple(sampled))
-
-
-def _tokens(scheduled: Mapping[Sequence, int]) -> tuple[array[int], list[Sequence], list[int]]:
-    """The step's input tokens; the sequences that it computes to their end, and which token that is."""
-    token_ids, sampled, ends = array("i"), [], []
-    for sequence, num_tokens in scheduled.items():
-        end = sequence.num_computed_tokens
-        token_ids += sequence.token_ids[end - num_tokens : end]
-        if end == len(sequence.token_ids):
-            sampled.append(sequence)
-            ends.append(len(token_ids) - 1)
-    return token_ids, sampled, ends
-
-
-def _table_updates(scheduled: Iterable[Sequence]) -> tuple[list[tuple[int | None, int, int]], list[int]]:
-    """What the ranks do not know yet of the block tables of the sequences in this step; notes that they now do."""
-    updates, blocks = [], []
-    for sequence in scheduled:
-        num_sent, num_blocks = sequence.num_sent_blocks, len(sequence.block_table)
-        if num_sent < num_blocks:
-            updates.append((sequence.slot, num_sent, num_blocks - num_sent))
-            blocks += sequence.block_table[num_sent:]
-            sequence.num_sent_blocks = num_blocks
-    return updates, blocks
+        return ScheduledStep(number, plan, self._scheduled, tuple(sampled), tuple(positions), tuple(branches))
 
 
 def _int32(values: Sized) -> Int32Array:

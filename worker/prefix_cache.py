@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .block_pool import BlockPool
-from .messages import BlocksRemoved, BlocksStored
+from .messages import BlocksCleared, BlocksRemoved, BlocksStored
 
 ExtraKeys: TypeAlias = tuple[str, ...]
+CacheEvent: TypeAlias = BlocksStored | BlocksRemoved | BlocksCleared
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,16 @@ class CacheNode:
     children: dict[bytes, CacheNode] = field(default_factory=dict)
     copies: dict[int, None] = field(default_factory=dict)
 
+    @property
+    def block(self) -> int:
+        """The copy that was stored first. There is one."""
+        return next(iter(self.copies))
+
+    @property
+    def before(self) -> CacheNode | None:
+        """Node of the block before this one; None for the first block."""
+        return self.parent if self.parent is not None and self.parent.parent is not None else None
+
 
 class PrefixCache:
     """Finds and remembers full blocks. Tells of changes by events for the router."""
@@ -36,7 +47,7 @@ class PrefixCache:
         self._roots: dict[ExtraKeys, CacheNode] = {}
         self._root_keys: dict[CacheNode, ExtraKeys] = {}
         self._node_of: dict[int, CacheNode] = {}
-        self._events: list[tuple[int | None, list[int]] | list[int]] = []
+        self._events: list[tuple[int | None, list[int]] | list[int] | BlocksCleared] = []
         pool.call_on_evict(self._forget)
 
     @property
@@ -55,16 +66,6 @@ class PrefixCache:
             chain.append(node)
         return chain
 
-    def take(self, node: CacheNode) -> int:
-        """A block with the node's content, with one reference more."""
-        block = next(iter(node.copies))
-        self._pool.share(block)
-        return block
-
-    def is_unused(self, node: CacheNode) -> bool:
-        """Whether the block that ``take`` would give is one that counts as free now."""
-        return self._pool.reference_count(next(iter(node.copies))) == 0
-
     def store(
         self, parent: CacheNode | None, extra_keys: ExtraKeys, key: bytes, block: int, routing_hash: int
     ) -> CacheNode:
@@ -82,6 +83,14 @@ class PrefixCache:
         self._node_of[block] = node
         self._pool.set_findable(block)
         return node
+
+    def clear(self) -> int:
+        """Forget everything; the number of blocks that could be found. Who holds a block keeps it, unfindable."""
+        num_blocks = len(self._node_of)
+        self._roots, self._root_keys, self._node_of = {}, {}, {}
+        self._pool.forget_all()
+        self._events = [BlocksCleared()]  # whatever happened before it no longer matters
+        return num_blocks
 
     def _root(self, extra_keys: ExtraKeys) -> CacheNode:
         root = self._roots.get(extra_keys)
@@ -119,13 +128,10 @@ class PrefixCache:
         else:
             self._events.append([routing_hash])
 
-    def drain_events(self) -> tuple[BlocksStored | BlocksRemoved, ...]:
+    def drain_events(self) -> tuple[CacheEvent, ...]:
         """What has changed since the last call, in order."""
         events, self._events = self._events, []
-        return tuple(
-            BlocksStored(event[0], tuple(event[1])) if isinstance(event, tuple) else BlocksRemoved(tuple(event))
-            for event in events
-        )
+        return tuple(map(_event, events))
 
     def snapshot(self) -> tuple[BlocksStored, ...]:
         """Everything findable now, parents before children. Includes what ``drain_events`` has not yet told."""
@@ -162,3 +168,9 @@ class PrefixCache:
             known = self._node_of.get(block)
             if known is not None and known.key != key:
                 raise RuntimeError(f"block {block} is findable under tokens that it does not hold")
+
+
+def _event(event: tuple[int | None, list[int]] | list[int] | BlocksCleared) -> CacheEvent:
+    if isinstance(event, BlocksCleared):
+        return event
+    return BlocksStored(event[0], tuple(event[1])) if isinstance(event, tuple) else BlocksRemoved(tuple(event))

@@ -1,7 +1,7 @@
 """Rank: one worker's device, shard and KV blocks; on rank 0 also the engine. No Ray here.
 
 A rank comes up in one call of ``load``, which all ranks of a group make at the same time: they meet, read their slices
-of the weights, agree on the number of KV blocks, and run the worst step that can come, so that what fails fails now.
+of the weights, run the worst step that can come, and agree on the number of KV blocks, so that what fails fails now.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 from ..kernels.backend import Kernels, select_kernels
@@ -22,14 +21,19 @@ from .collectives import Collectives, Rendezvous, SingleProcess, TorchDistribute
 from .engine import Engine
 from .errors import ConfigurationError
 from .executor import Executor
-from .memory import KvBudget, Ledger, run_worst_case_step, size_kv_cache
+from .host_memory import host_memory
+from .ledger import Ledger
+from .memory import KvBudget, allocate_pool, run_worst_case_step, size_kv_cache
 from .messages import SequenceUpdate
 from .model.config import ModelConfig
 from .model.dtype import choose_dtype
 from .model_runner import ModelRunner, follow
+from .policies import make_queue
 from .routing_hash import RoutingHasher
 from .scheduler import Scheduler, SchedulerLimits
 from .spec import WorkerSpec
+from .speed import SpeedMeter
+from .token_budget import FixedBudget, LatencyBudget, TokenBudget
 
 _MEMORY_OF_SECOND_COPY = 8
 """Times the weights' bytes that must be free on a CPU before a plain copy is kept beside the packed one."""
@@ -73,7 +77,6 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
         kernels=kernels,
     )
     report(f"rank {meeting.rank}: weights loaded in {time.monotonic() - started:.1f} s")
-    ledger = size_kv_cache(runner, kv_budget(spec))
     if device.type == "cpu":
         warm_up(
             kernels,
@@ -82,18 +85,26 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
             head_dim=config.head_dim,
             vocab_size=config.vocab_size,
         )
-    num_blocks = collectives.minimum(ledger.num_blocks)
-    runner.allocate_kv(num_blocks)
     started = time.monotonic()
-    run_worst_case_step(runner)
-    report(f"rank {meeting.rank}: worst-case step in {time.monotonic() - started:.1f} s\n{ledger.table()}")
-    return LoadedRank(runner, collectives, kernels, num_blocks, max_model_len, ledger)
+    ledger = _allocate_kv(runner, collectives, kv_budget(spec))
+    report(f"rank {meeting.rank}: KV sized and allocated in {time.monotonic() - started:.1f} s\n{ledger.table()}")
+    return LoadedRank(runner, collectives, kernels, ledger.num_blocks, max_model_len, ledger)
+
+
+def _allocate_kv(runner: ModelRunner, collectives: Collectives, budget: KvBudget) -> Ledger:
+    """The KV pool, equally large on all ranks."""
+    ledger = size_kv_cache(runner, budget)
+    ledger = ledger.agreed(collectives.minimum(ledger.num_blocks))
+    allocate_pool(runner, ledger.num_blocks)
+    if runner.placement.device.type == "cuda":  # beside the whole pool: there memory has a wall and fragments
+        run_worst_case_step(runner)
+    return ledger
 
 
 def _can_keep_plain_weights(model_dir: Path, spec: WorkerSpec) -> bool:
     """A second copy of the weights must not matter: a small part of the memory that this rank may call its own."""
     weight_bytes = sum(file.stat().st_size for file in model_dir.glob("*.safetensors")) / spec.tensor_parallel_size
-    available = psutil.virtual_memory().available / spec.num_ranks_on_machine
+    available = host_memory().available / spec.num_ranks_on_machine
     return bool(available > _MEMORY_OF_SECOND_COPY * weight_bytes)
 
 
@@ -124,8 +135,18 @@ def kv_budget(spec: WorkerSpec) -> KvBudget:
     )
 
 
-def scheduler_of(spec: WorkerSpec, loaded: LoadedRank) -> Scheduler:
-    """The scheduler of a group whose leader is ``loaded``."""
+def executor_of(loaded: LoadedRank) -> Executor:
+    return Executor(loaded.runner, loaded.collectives, loaded.kernels)
+
+
+def engine_of(
+    spec: WorkerSpec,
+    loaded: LoadedRank,
+    executor: Executor,
+    emit: Callable[[str, SequenceUpdate], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Engine:
+    """The engine of a group whose leader is ``loaded``."""
     limits = SchedulerLimits(
         num_blocks=loaded.num_blocks,
         block_size=spec.block_size,
@@ -133,19 +154,23 @@ def scheduler_of(spec: WorkerSpec, loaded: LoadedRank) -> Scheduler:
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_model_len=loaded.max_model_len,
         enable_prefix_caching=spec.enable_prefix_caching,
+        plans_ahead=spec.async_scheduling,
     )
-    return Scheduler(limits, RoutingHasher(spec.routing_key, spec.block_size))
+    speed = SpeedMeter()
+    scheduler = Scheduler(
+        limits,
+        RoutingHasher(spec.routing_key, spec.block_size),
+        queue=make_queue(spec.scheduling_policy, aging_s=spec.priority_aging_s),
+        budget=_budget(spec, speed),
+    )
+    return Engine(scheduler, executor, clock=clock, emit=emit, speed=speed)
 
 
-def executor_of(loaded: LoadedRank) -> Executor:
-    return Executor(loaded.runner, loaded.collectives, loaded.kernels)
-
-
-def engine_of(
-    spec: WorkerSpec, loaded: LoadedRank, executor: Executor, emit: Callable[[str, SequenceUpdate], None]
-) -> Engine:
-    """The engine of a group whose leader is ``loaded``."""
-    return Engine(scheduler_of(spec, loaded), executor, clock=time.monotonic, emit=emit)
+def _budget(spec: WorkerSpec, speed: SpeedMeter) -> TokenBudget:
+    most = spec.max_num_batched_tokens
+    if spec.target_itl_s is None:
+        return FixedBudget(most)
+    return LatencyBudget(most, spec.target_itl_s, speed, least=spec.block_size)
 
 
 def run_follower(loaded: LoadedRank, heard: Callable[[], None]) -> None:

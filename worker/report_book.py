@@ -103,7 +103,7 @@ class ReportBook:
         scheduler = engine.scheduler
         return replace(
             self._latest,
-            num_free_blocks=scheduler.pool.num_free_blocks,
+            num_free_blocks=scheduler.num_coming_blocks,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_uncomputed_prompt_tokens=scheduler.num_uncomputed_prompt_tokens,

@@ -1,8 +1,13 @@
-"""What the sampler needs to know of one row of logits."""
+"""What the sampler is told of each row of logits, and what it gives back."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Candidate: TypeAlias = tuple[int, float]
+"""A token id and its log-probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +22,17 @@ class SamplingRow:
     top_k: int | None
     banned_token_ids: tuple[int, ...] = ()
     """Cannot be drawn: the stop tokens, until there are ``min_tokens``."""
+    num_candidates: int = 0
+    """Beam search: nothing is drawn; the so many likeliest tokens are wanted, with their log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave for its rows."""
+
+    token_ids: list[int | None]
+    """The drawn token of each row; None where none could be drawn. A row of a beam search has its likeliest."""
+    candidates: Mapping[int, tuple[Candidate, ...]] = field(default_factory=dict)
+    """Row → its ``num_candidates`` likeliest tokens that are not banned, likeliest first; of equals the lowest id.
+
+    Log-probabilities are those of the model: float32 log-softmax of the logits, before anything is banned."""

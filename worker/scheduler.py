@@ -1,30 +1,43 @@
 """Scheduler: which tokens of which sequences the next step computes, and in which blocks.
 
 There is no prefill phase and no decode phase. Each sequence has tokens that are not computed yet: one, while it is
-being generated; the rest of its prompt, before that. A step moves as many of them forward as the token budget allows,
-running sequences first, then waiting ones. When memory runs out, a running sequence is preempted: its blocks are
-released (and stay findable while nobody needs them), and it waits to be computed again, output included.
+being generated; the rest of its prompt, before that. A step gives every running sequence that is being generated its
+token, and what is left of the budget to prompts: of running sequences first, then of waiting ones. When memory runs
+out, a running sequence is preempted: its blocks are released (and stay findable while nobody needs them), and it waits
+to be computed again, output included.
+
+A step may be planned while the one before it runs. Steps run in order on every rank, so a plan counts as carried out:
+a later one may build on its K and V, and refer to its tokens before they are known.
 
 Plain Python: no torch, no clock, no I/O.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from .block_pool import BlockPool
-from .errors import ContextLengthExceeded
-from .messages import BlocksRemoved, BlocksStored, FinishReason
+from .errors import ContextLengthExceeded, InvalidRequest
+from .head_room import HeadRoom
+from .kv_memory import KvMemory, Prefix
+from .messages import FinishReason, Request
 from .plan_builder import PlanBuilder, ScheduledStep
-from .policies import LeastWorkLost, Order, PriorityOrder, Victim
-from .prefix_cache import CacheNode, PrefixCache
+from .policies import make_queue
+from .preemption import LeastWorkLost, Victim, is_spared, would_free
+from .prefix_cache import CacheEvent, PrefixCache
 from .routing_hash import RoutingHasher
 from .sequence import Sequence, SequenceStatus
-from .waiting_queue import WaitingQueue
+from .token_budget import FixedBudget, TokenBudget
+from .waiting_queue import WaitingQueue, expected_prefill_tokens
+from .waiting_room import WaitingRoom
 
-_STEP_NUMBERS = 2**31
-"""Steps are numbered in int32 on the wire, round and round."""
+_LOOK_AHEAD = 16
+"""Waiting sequences that are looked at for one that is short beside the prompt under way."""
+
+_MUCH_SHORTER = 2
+"""A prompt is short beside another one that has so many times the tokens to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,8 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     max_model_len: int
     enable_prefix_caching: bool = True
+    plans_ahead: bool = False
+    """A step may be planned before ``complete`` was called for the one before it."""
 
 
 @dataclass(slots=True)
@@ -47,35 +62,55 @@ class SchedulerCounters:
     num_recomputed_tokens: int = 0
     num_queried_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
+    num_forks: int = 0
+    num_copied_blocks: int = 0
+    num_prefix_waits: int = 0
+    """Times that a sequence waited for another one that was computing its prefix."""
 
 
 class Scheduler:
-    """Owns the block pool, the prefix cache and the order of all sequences of one worker group."""
+    """Owns the KV memory and the order of all sequences of one worker group."""
 
     def __init__(
         self,
         limits: SchedulerLimits,
         hasher: RoutingHasher,
         *,
-        order: Order | None = None,
+        queue: WaitingQueue | None = None,
+        budget: TokenBudget | None = None,
+        head_room: HeadRoom | None = None,
         victim: Victim | None = None,
     ) -> None:
         self.limits = limits
         self.counters = SchedulerCounters()
-        self.pool = BlockPool(limits.num_blocks)
-        self.cache = PrefixCache(self.pool)
-        self._hasher = hasher
+        self._memory = KvMemory(
+            limits.num_blocks, limits.block_size, hasher, enable_prefix_caching=limits.enable_prefix_caching
+        )
+        queue = make_queue("priority") if queue is None else queue
+        self._waiting = WaitingRoom(queue, limits.block_size)
+        self._budget = budget or FixedBudget(limits.max_num_batched_tokens)
+        self._head_room = head_room or HeadRoom(limits.block_size)
         self._victim = victim or LeastWorkLost()
-        self._waiting = WaitingQueue(order or PriorityOrder())
         self._running: dict[int, Sequence] = {}
+        self._running_beams: Counter[str] = Counter()
+        """Running beams, by request id."""
+        self._unforked: dict[int, Sequence] = {}
+        """Running sequences with branches still to be forked."""
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._num_uncomputed_prompt_tokens = 0
         self._num_steps = 0
+        self._num_completed_steps = 0
+        self._placed: list[Sequence] = []
+        """Running sequences that may fill a block in the step being planned."""
+        self._could_not_free: tuple[int, int, int] | None = None
+        """For which victims and how many blocks it was last found that they would not be freed."""
+        self._num_claimed_blocks = 0
+        """Fenced blocks that running sequences passed over in this plan wait for."""
 
     # ---- what comes in ----
 
-    def check_fits(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Raises ContextLengthExceeded when such a sequence could never be finished here."""
+    def check_fits(self, num_prompt_tokens: int, max_tokens: int, beam_width: int | None = None) -> None:
+        """Raises InvalidRequest when such a request could never be finished here."""
         total = num_prompt_tokens + max_tokens
         if total > self.limits.max_model_len:
             raise ContextLengthExceeded(
@@ -83,9 +118,18 @@ class Scheduler:
                 f"but the context is {self.limits.max_model_len} tokens",
                 param="max_tokens",
             )
-        if self._blocks_for(total) > self.limits.num_blocks:
+        width = beam_width or 1
+        if width > self.limits.max_num_seqs:
+            raise InvalidRequest(
+                f"beam_width is {width}, but --max-num-seqs is {self.limits.max_num_seqs}", param="beam_width"
+            )
+        # Beams must all be there at once, and share at least the full blocks of the prompt. Branches need not.
+        shared = num_prompt_tokens // self.limits.block_size if width > 1 else 0
+        needed = shared + width * (self._memory.blocks_for(total) - shared)
+        if needed > self.limits.num_blocks:
+            beams = f" for each of {width} beams" if width > 1 else ""
             raise ContextLengthExceeded(
-                f"{total} tokens need {self._blocks_for(total)} KV blocks of {self.limits.block_size} tokens, "
+                f"{total} tokens{beams} need {needed} KV blocks of {self.limits.block_size} tokens, "
                 f"but the pool has {self.limits.num_blocks}",
                 param="max_tokens",
             )
@@ -93,7 +137,27 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Let ``sequence`` wait. It has passed ``check_fits``."""
         self._num_uncomputed_prompt_tokens += sequence.num_prompt_tokens
-        self._wait(sequence)
+        self._waiting.enter_new(sequence)
+
+    def fork(self, parent: Sequence, branch: int) -> Sequence:
+        """Another branch of what ``parent`` is so far. It shares every block, the partly filled last one too.
+
+        It waits, and holds nothing, when its parent waits or there is no slot for it.
+        """
+        child = parent.fork(branch)
+        self.counters.num_forks += 1
+        if parent.status is SequenceStatus.RUNNING and self._free_slots:
+            self._memory.fork(parent, child)
+            self._run(child)
+        else:
+            self._waiting.enter(child)
+        self._num_uncomputed_prompt_tokens += max(0, child.num_prompt_tokens - child.num_computed_tokens)
+        return child
+
+    def complete(self, step: ScheduledStep) -> None:
+        """``step`` is over on all ranks. Steps end in the order in which they were planned."""
+        self._num_completed_steps = step.number
+        self.pool.lift_fence(step.number)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End ``sequence`` from any state and give back what it holds; harmless when it has ended."""
@@ -101,65 +165,189 @@ class Scheduler:
         if before is SequenceStatus.FINISHED:
             return
         if before is SequenceStatus.RUNNING:
-            self._stop_running(sequence)
+            self._store_full_blocks((sequence,))  # the last one, whose end was not known when it was planned
+            self._stop_running_for_heir(sequence)
         else:
-            self._waiting.note_end()
-        self._num_uncomputed_prompt_tokens -= sequence.num_prompt_tokens
+            self._waiting.end(sequence)
         sequence.finish_reason = reason
+        self._num_uncomputed_prompt_tokens -= sequence.num_prompt_tokens
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.note_length(sequence)
+
+    def note_length(self, sequence: Sequence) -> None:
+        """Its output is as long as it was to be: what is kept for the growth of others is learned from that."""
+        self._head_room.note_finished(len(sequence.token_ids) - sequence.num_prompt_tokens)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached content; the number of blocks forgotten. What runs goes on and stores nothing more."""
+        for sequence in self._running.values():
+            self._waiting.stop(sequence)
+            sequence.is_cacheable = False
+            sequence.cache_tail = None
+        return self.cache.clear()
 
     # ---- one step ----
 
     def plan(self) -> ScheduledStep | None:
-        """The next step, or None when there is nothing to compute.
+        """The next step, or None when there is nothing to compute before a step under way is over."""
+        while True:
+            builder = self._compose()
+            if len(builder):
+                return self._build(builder)
+            self._release_sources(builder)  # of copies for sequences that were preempted after it
+            if not self._break_stand_still():
+                return None
 
-        The plan counts as carried out: steps run in order on every rank, so a later plan may build on its K and V.
-        """
+    def _compose(self) -> PlanBuilder:
         builder = PlanBuilder()
-        budget, preempted = self._plan_running(builder, self.limits.max_num_batched_tokens)
-        if not preempted:
-            self._admit_waiting(builder, budget)
-        if not len(builder):
-            return None
-        self._num_steps = (self._num_steps + 1) % _STEP_NUMBERS
-        return builder.build(self._num_steps)
+        self._placed = []
+        self._num_claimed_blocks = 0
+        self._memory.begin_plan()
+        self._make_way()
+        num_preemptions = self.counters.num_preemptions
+        prompts = self._plan_decodes(builder)
+        end = builder.num_tokens + self._budget.num_prefill_tokens(builder.num_tokens, self._first_context(prompts))
+        long = self._plan_prompts(builder, prompts, end)
+        # Not before here: a sequence that is preempted after it was scheduled never writes its new blocks.
+        self._store_full_blocks(self._placed)
+        if num_preemptions == self.counters.num_preemptions or not len(builder):
+            self._admit_waiting(builder, end, long)
+        elif long is not None:
+            self._extend(long, end - builder.num_tokens, builder)  # nobody takes the share that it left
+        return builder
 
-    def _plan_running(self, builder: PlanBuilder, budget: int) -> tuple[int, bool]:
-        """Running sequences, in the order of their admission. The budget left, and whether memory ran out."""
-        preempted = False
+    def _plan_decodes(self, builder: PlanBuilder) -> list[Sequence]:
+        """One token for each running sequence that has one to compute. Those that have more, the most urgent first."""
+        size, most, prompts = self.limits.block_size, self.limits.max_num_batched_tokens, []
         for sequence in list(self._running.values()):
-            if budget == 0:
+            start = sequence.num_computed_tokens
+            num_tokens = len(sequence.token_ids) + sequence.num_pending_tokens - start
+            if num_tokens != 1:
+                if num_tokens and sequence.status is SequenceStatus.RUNNING:
+                    prompts.append(sequence)
+            elif builder.num_tokens >= most:
+                break
+            elif 0 < start % size < size - 1 and start >= sequence.num_prompt_tokens and not sequence.may_share_tail:
+                # The case of nearly every decode: within a block of its own, which it does not fill.
+                sequence.num_computed_tokens = start + 1
+                builder.add_decode(sequence)
+            else:
+                self._place(sequence, 1, builder)
+        if len(prompts) > 1:
+            prompts.sort(key=lambda sequence: (sequence.urgency, sequence.arrival, sequence.branch))
+        return prompts
+
+    def _first_context(self, prompts: list[Sequence]) -> int:
+        """Tokens before the first token of prefill; where it is of a waiting prompt, those likely to be cached."""
+        for sequence in prompts:
+            if sequence.status is SequenceStatus.RUNNING:
+                return sequence.num_computed_tokens
+        first = self._first_waiting() if self._free_slots else None
+        return 0 if first is None else first.num_expected_cached_tokens
+
+    def _plan_prompts(self, builder: PlanBuilder, prompts: list[Sequence], end: int) -> Sequence | None:
+        """Running sequences with more than one token to compute, until the step has ``end`` tokens.
+
+        The first that cannot be finished in this step is the long one, which is returned. It leaves half of what there
+        is to others that are much shorter, so that those need not wait for all of it, and it is not starved by them.
+        """
+        long: Sequence | None = None
+        for sequence in prompts:
+            left, num_tokens = end - builder.num_tokens, sequence.num_uncomputed_tokens
+            if left <= 0:
                 break
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted by one before it
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            while not self._allocate(sequence, num_tokens):
-                victim = self._victim.choose(self._running.values())
-                budget += self._preempt(victim, builder)
-                preempted = True
-                if victim is sequence:
-                    break
-            else:
-                self._schedule(sequence, num_tokens, builder)
-                budget -= num_tokens
-        # Not before here: a sequence that is preempted after it was scheduled never writes its new blocks.
-        self._store_full_blocks(self._running.values())
-        return budget, preempted
+            if long is None and num_tokens > left:
+                long = sequence
+                self._place(sequence, left - self._share_beside(long, prompts, left), builder)
+            elif long is None or _is_short_beside(num_tokens, long):
+                self._place(sequence, min(num_tokens, left), builder)
+        return long
 
-    def _admit_waiting(self, builder: PlanBuilder, budget: int) -> None:
-        """Waiting sequences in the policy's order, until one does not fit: a long one is not starved by short ones."""
-        while budget > 0 and self._free_slots:
-            sequence = self._waiting.first()
+    def _share_beside(self, long: Sequence, prompts: Iterable[Sequence], num_tokens: int) -> int:
+        """What ``long`` leaves of ``num_tokens`` to others: nearly all of it to one more urgent that waits."""
+        may_pass = list(self._may_pass(long)) if self._free_slots else []
+        if any(sequence.request.priority < long.urgency for sequence in may_pass):
+            return num_tokens - 1
+        running = (sequence for sequence in prompts if sequence.status is SequenceStatus.RUNNING)
+        is_shared = may_pass or any(_is_short_beside(sequence.num_uncomputed_tokens, long) for sequence in running)
+        return num_tokens // 2 if is_shared else 0
+
+    def _may_pass(self, long: Sequence) -> Iterator[Sequence]:
+        """Waiting sequences that are much shorter than the prompt under way, or more urgent."""
+        for sequence in self._waiting.in_order(_LOOK_AHEAD):
+            is_urgent = sequence.request.priority < long.urgency
+            if is_urgent or _is_short_beside(expected_prefill_tokens(sequence), long):
+                yield sequence
+
+    def _admit_waiting(self, builder: PlanBuilder, end: int, long: Sequence | None) -> None:
+        """Waiting sequences in the policy's order, until one does not fit: a large one is not starved by small ones.
+
+        Beside a long prompt only much shorter or more urgent ones; what they leave of the budget is the long one's.
+        """
+        while long is None and builder.num_tokens < end:
+            sequence = self._admit_first()
             if sequence is None:
                 return
-            found = self._find_cached(sequence)
-            if not self._can_admit(sequence, found):
+            num_tokens, left = sequence.num_uncomputed_tokens, end - builder.num_tokens
+            if num_tokens > left:
+                long = sequence
+                left -= self._share_beside(long, (), left)
+            self._begin(sequence, min(num_tokens, left), builder)
+        if long is not None and builder.num_tokens < end:
+            self._admit_beside(long, builder, end)
+            self._extend(long, end - builder.num_tokens, builder)
+
+    def _admit_first(self) -> Sequence | None:
+        """The first waiting sequence, admitted; None if it does not fit. Passes over those that follow another one."""
+        while self._free_slots and (sequence := self._first_waiting()) is not None:
+            prefix = self._memory.find_prefix(sequence)
+            if not self._follow(sequence, prefix):
+                return sequence if self._admit(sequence, prefix) else None
+        return None
+
+    def _admit_beside(self, long: Sequence, builder: PlanBuilder, end: int) -> None:
+        for sequence in list(self._may_pass(long)):
+            left = end - builder.num_tokens
+            if left <= 0 or not self._free_slots:
                 return
-            self._admit(sequence, found)
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            self._allocate(sequence, num_tokens)
+            prefix = self._memory.find_prefix(sequence)
+            if not self._follow(sequence, prefix):
+                if not self._admit(sequence, prefix):
+                    return
+                self._begin(sequence, min(sequence.num_uncomputed_tokens, left), builder)
+
+    def _begin(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> None:
+        """First tokens of a sequence just admitted. Those planned after it may share what it fills."""
+        if not self._memory.allocate(sequence, num_tokens, builder):
+            raise RuntimeError(f"{sequence.request.request_id} was admitted, but there are no blocks for it")
+        self._schedule(sequence, num_tokens, builder)
+        self._store_full_blocks((sequence,))
+
+    def _extend(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> None:
+        """More tokens of a sequence of this step, if there are blocks for them without preempting anybody."""
+        num_tokens = min(num_tokens, sequence.num_uncomputed_tokens)
+        if num_tokens > 0 and sequence in builder and self._memory.allocate(sequence, num_tokens, builder):
             self._schedule(sequence, num_tokens, builder)
             self._store_full_blocks((sequence,))
-            budget -= num_tokens
+
+    def _place(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> None:
+        """The next ``num_tokens`` of a running sequence, at the cost of others if need be.
+
+        It may be preempted itself, or passed over when the steps under way give back the blocks that it lacks.
+        """
+        if sequence.status is not SequenceStatus.RUNNING:
+            return  # preempted by one before it
+        while not self._memory.allocate(sequence, num_tokens, builder):
+            if self._can_wait_for_fenced(sequence, num_tokens, builder):
+                return
+            victim = self._victim.choose(self._running.values(), self.pool)
+            self._preempt(victim, builder)
+            if victim is sequence:
+                return
+        self._schedule(sequence, num_tokens, builder)
+        self._placed.append(sequence)
 
     def _schedule(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> None:
         start = sequence.num_computed_tokens
@@ -168,100 +356,233 @@ class Scheduler:
         if start < sequence.num_prompt_tokens:
             self._num_uncomputed_prompt_tokens -= min(num_tokens, sequence.num_prompt_tokens - start)
 
+    def _store_full_blocks(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in sequences:
+            if self._memory.store_full_blocks(sequence):
+                self._waiting.advance(sequence)
+
+    def _build(self, builder: PlanBuilder) -> ScheduledStep:
+        self._num_steps += 1
+        self.pool.set_fence(self._num_steps)
+        self._release_sources(builder)
+        self.counters.num_copied_blocks += builder.num_copies
+        forks = self._fork_branches(builder) if self._unforked else {}
+        step = builder.build(self._num_steps, forks, plans_ahead=self.limits.plans_ahead)
+        self._waiting.count_service(step)
+        return step
+
+    def _release_sources(self, builder: PlanBuilder) -> None:
+        for block in builder.sources:
+            self.pool.release(block)
+
+    def _fork_branches(self, builder: PlanBuilder) -> dict[Sequence, list[Sequence]]:
+        """The branches that begin with this step: their prompt is computed to its end."""
+        forks = {}
+        for sequence in [s for s in builder if s.unforked_branches and s.num_uncomputed_tokens == 0]:
+            del self._unforked[id(sequence)]
+            forks[sequence] = [self.fork(sequence, branch) for branch in sequence.unforked_branches]
+            sequence.unforked_branches = []
+        return forks
+
     # ---- memory ----
 
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.limits.block_size)
-
-    def _allocate(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Blocks for the next ``num_tokens`` of ``sequence``; False, and nothing changed, when there are not enough."""
-        need = self._blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_table)
-        if need > 0:
-            if need > self.pool.num_free_blocks:
-                return False
-            sequence.block_table += [self.pool.allocate() for _ in range(need)]
+    def _can_wait_for_fenced(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> bool:
+        """Whether what it lacks comes back when the steps under way are over. Preempting others would bring no more."""
+        missing = self._memory.num_missing_blocks(sequence, num_tokens, builder) - self.pool.num_free_blocks
+        if self._num_claimed_blocks + missing > self.pool.num_fenced_blocks:
+            return False
+        self._num_claimed_blocks += missing
         return True
 
-    def _find_cached(self, sequence: Sequence) -> list[CacheNode]:
-        """Cached blocks of its prefix. At least one token is left to compute, since its logits are needed."""
-        if not self.limits.enable_prefix_caching:
-            return []
-        num_blocks = (sequence.num_tokens - 1) // self.limits.block_size
-        keys = sequence.block_keys(self.limits.block_size, num_blocks)
-        return self.cache.match(sequence.extra_keys, keys)
+    def _num_promised_blocks(self) -> int:
+        """Blocks that prompts under way will still need."""
+        return sum(
+            self._memory.blocks_for(sequence.num_tokens) - len(sequence.block_table)
+            for sequence in self._running.values()
+            if sequence.num_uncomputed_tokens > 1
+        )
 
-    def _can_admit(self, sequence: Sequence, found: list[CacheNode]) -> bool:
-        """All tokens known now must fit, so that an admitted prompt does not preempt others half way."""
-        new = self._blocks_for(sequence.num_tokens) - len(found)
-        revived = sum(self.cache.is_unused(node) for node in found)
-        return new + revived <= self.pool.num_free_blocks
+    @property
+    def num_head_room_blocks(self) -> int:
+        """Blocks that are kept for the growth of running sequences when another one asks to be admitted."""
+        num_held_tokens = self.pool.num_held_blocks * self.limits.block_size
+        num_to_come = sum(sequence.num_tokens_to_come for sequence in self._running.values())
+        return self._memory.blocks_for(self._head_room.tokens(len(self._running), num_held_tokens, num_to_come))
 
-    def _admit(self, sequence: Sequence, found: list[CacheNode]) -> None:
-        self._waiting.remove_first()
-        sequence.block_table += [self.cache.take(node) for node in found]
-        sequence.num_computed_tokens = len(found) * self.limits.block_size
+    # ---- admission ----
+
+    def _first_waiting(self) -> Sequence | None:
+        """The next in the policy's order; before all others a beam of a search that runs.
+
+        A search goes on when all of its beams are there. If two took turns at getting theirs, neither ever would: of
+        several the most urgent, then the earliest comes first until it has them.
+        """
+        beams = [beam for beam in self._waiting.beams if beam.request.request_id in self._running_beams]
+        if beams:
+            return min(beams, key=lambda beam: (beam.request.priority, beam.arrival, beam.branch))
+        return self._waiting.first()
+
+    def _follow(self, sequence: Sequence, prefix: Prefix) -> bool:
+        """Let it wait for a running sequence that is about to compute its next block; False if there is none."""
+        if not self._memory.may_use_cache(sequence):
+            return False
+        leader = self._waiting.leader_of(sequence, prefix)
+        if leader is None:
+            return False
+        self._waiting.follow(sequence, leader)
+        self.counters.num_prefix_waits += 1
+        return True
+
+    def _num_blocks_to_admit(self, sequence: Sequence, prefix: Prefix) -> int:
+        """Blocks that must be free: for all tokens known now, one for each branch that is forked then, the other
+        prompts under way, and the growth of what runs. With none but beams of its own search beside it, all that
+        counts is the pool."""
+        needed = self._memory.num_blocks_to_take(sequence, prefix)
+        others = self._running.values()
+        if not others or (sequence.is_beam and all(other.request is sequence.request for other in others)):
+            return needed
+        num_forks = min(len(sequence.unforked_branches), len(self._free_slots))
+        needed += num_forks + self._num_promised_blocks() + self.num_head_room_blocks
+        return min(needed, self.limits.num_blocks)
+
+    def _admit(self, sequence: Sequence, prefix: Prefix) -> bool:
+        """Take ``sequence`` into the batch, with the blocks of ``prefix``; False if it does not fit."""
+        if self._num_blocks_to_admit(sequence, prefix) > self.pool.num_free_blocks:
+            return False
+        self._enter_batch(sequence, prefix)
+        return True
+
+    def _enter_batch(self, sequence: Sequence, prefix: Prefix) -> None:
+        self._waiting.admit(sequence)
+        self._memory.take(sequence, prefix)
+        self.counters.num_recomputed_tokens += max(0, sequence.num_given_up_tokens - sequence.num_computed_tokens)
+        sequence.num_given_up_tokens = 0
         self._num_uncomputed_prompt_tokens -= min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
-        sequence.num_stored_blocks = len(found)
-        sequence.cache_tail = found[-1] if found else None
-        if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+        if not sequence.was_admitted:
+            self._note_first_admission(sequence)
+        self._run(sequence)
+        self._waiting.advance(sequence)
+
+    def _note_first_admission(self, sequence: Sequence) -> None:
+        sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+        if self._memory.may_use_cache(sequence):
             self.counters.num_queried_prompt_tokens += sequence.num_prompt_tokens
             self.counters.num_cached_prompt_tokens += sequence.num_cached_tokens
-        sequence.slot = self._free_slots.pop()
-        sequence.status = SequenceStatus.RUNNING
-        self._running[id(sequence)] = sequence
 
-    def _store_full_blocks(self, sequences: Iterable[Sequence]) -> None:
-        """Make the blocks that this step fills findable: sequences planned later, even in this step, may share them.
+    def _make_way(self) -> None:
+        """Preempt what is less urgent than the first waiting sequence, when that gets it in.
 
-        Within a step every layer writes all K and V before any query reads them.
+        This comes before anything is planned: in a step being planned, blocks are findable that a victim would not
+        write.
         """
-        if not self.limits.enable_prefix_caching:
+        sequence = self._first_waiting() if self._running else None
+        if sequence is None:
             return
-        size = self.limits.block_size
-        for sequence in sequences:
-            num_full = sequence.num_computed_tokens // size
-            while sequence.num_stored_blocks < num_full:
-                self._store(sequence, sequence.num_stored_blocks)
-                sequence.num_stored_blocks += 1
+        less_urgent = [other for other in self._running.values() if self._gives_way(other, sequence)]
+        if not less_urgent:
+            return
+        prefix = self._memory.find_prefix(sequence)
+        if self._memory.may_use_cache(sequence) and self._waiting.leader_of(sequence, prefix):
+            return
+        missing = self._num_blocks_to_admit(sequence, prefix) - self.num_coming_blocks
+        if missing > 0 and not self._would_free(less_urgent, prefix, missing):
+            return
+        while less_urgent and not self._has_room(sequence, prefix):
+            victim = self._victim.choose(less_urgent, self.pool)
+            less_urgent.remove(victim)
+            self._preempt(victim)
 
-    def _store(self, sequence: Sequence, index: int) -> None:
-        sequence.cache_tail = self.cache.store(
-            sequence.cache_tail,
-            sequence.extra_keys,
-            sequence.block_key(index, self.limits.block_size),
-            sequence.block_table[index],
-            sequence.routing_hash(index, self._hasher),
-        )
+    def _gives_way(self, running: Sequence, waiting: Sequence) -> bool:
+        """Less urgent, not spared, and, once it waits too, behind the other one: else it would come back at once."""
+        is_less_urgent = running.request.priority > waiting.request.priority
+        return is_less_urgent and not is_spared(running) and self._waiting.precedes(waiting, running)
+
+    def _has_room(self, sequence: Sequence, prefix: Prefix) -> bool:
+        return bool(self._free_slots) and self._num_blocks_to_admit(sequence, prefix) <= self.num_coming_blocks
+
+    def _would_free(self, victims: list[Sequence], prefix: Prefix, missing: int) -> bool:
+        """Asked anew only when the pool has changed by some blocks: it reads all tables of ``victims``."""
+        state = (id(victims[0]), len(victims), missing)
+        if self._could_not_free != state:
+            self._could_not_free = None
+            if not would_free(victims, missing, self.pool, kept=set(prefix.blocks)):
+                self._could_not_free = state
+        return self._could_not_free is None
+
+    def _break_stand_still(self) -> bool:
+        """Nothing could be planned. If that would not change by itself, preempt what cannot go on; whether it did.
+
+        That is a beam that waits for the others of its search, which wait for memory.
+        """
+        sequence = self._first_waiting()
+        if sequence is None or self._num_steps > self._num_completed_steps:
+            return False
+        if not self._running:
+            raise RuntimeError(f"{sequence.request.request_id} does not fit into an empty pool")
+        others = [other for other in self._running.values() if other.request is not sequence.request]
+        # With nobody else running, all beams of that search begin anew: they then share all that they can.
+        victims = [self._victim.choose(others, self.pool)] if others else list(self._running.values())
+        for victim in victims:
+            self._preempt(victim)
+        return True
 
     # ---- state changes ----
 
-    def _wait(self, sequence: Sequence) -> None:
-        sequence.status = SequenceStatus.WAITING
-        self._waiting.add(sequence)
+    def _run(self, sequence: Sequence) -> None:
+        sequence.slot = self._free_slots.pop()
+        sequence.status = SequenceStatus.RUNNING
+        self._running[id(sequence)] = sequence
+        if sequence.is_beam:
+            self._running_beams[sequence.request.request_id] += 1
+        if sequence.unforked_branches:
+            self._unforked[id(sequence)] = sequence
 
-    def _preempt(self, sequence: Sequence, builder: PlanBuilder) -> int:
-        """Back to waiting. The tokens that it had in the step being planned, which are not computed."""
-        num_planned = builder.remove(sequence)
+    def _preempt(self, sequence: Sequence, builder: PlanBuilder | None = None) -> None:
+        """Back to waiting. What it had in the step being planned is not computed."""
+        num_planned = builder.remove(sequence) if builder is not None else 0
         self.counters.num_preemptions += 1
-        self.counters.num_recomputed_tokens += sequence.num_computed_tokens - num_planned
+        sequence.num_given_up_tokens = sequence.num_computed_tokens - num_planned
         sequence.num_preemptions += 1
         self._stop_running(sequence)
-        self._wait(sequence)
-        return num_planned
+        self._waiting.enter(sequence)
+
+    def _stop_running_for_heir(self, sequence: Sequence) -> None:
+        """Stop ``sequence``, which has ended. If nobody else can give its prompt to a branch of its request that waits,
+        the branch takes its place: the prompt is not computed twice."""
+        heir = None
+        if sequence.has_siblings and not self._memory.may_use_cache(sequence) and self._memory.is_last(sequence):
+            heir = self._waiting.branch_of(sequence.request)
+        prefix = self._memory.find_prefix(heir) if heir is not None else Prefix([])
+        kept = prefix.blocks.copy()
+        for block in kept:
+            self.pool.share(block)
+        self._stop_running(sequence)
+        if heir is not None and kept:
+            self._enter_batch(heir, prefix)
+        self.pool.release_all(kept)
 
     def _stop_running(self, sequence: Sequence) -> None:
         self._num_uncomputed_prompt_tokens += min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
-        self.pool.release_all(sequence.block_table)
-        sequence.block_table.clear()
-        sequence.num_computed_tokens = sequence.num_stored_blocks = sequence.num_sent_blocks = 0
-        sequence.cache_tail = None
+        self._waiting.stop(sequence)
+        self._memory.release(sequence)
         del self._running[id(sequence)]
+        if sequence.is_beam:
+            self._running_beams[sequence.request.request_id] -= 1
+            self._running_beams += Counter()  # forgets what is at 0
+        self._unforked.pop(id(sequence), None)
         if sequence.slot is not None:
             self._free_slots.append(sequence.slot)
             sequence.slot = None
 
     # ---- what can be seen ----
+
+    @property
+    def pool(self) -> BlockPool:
+        return self._memory.pool
+
+    @property
+    def cache(self) -> PrefixCache:
+        return self._memory.cache
 
     @property
     def running(self) -> Collection[Sequence]:
@@ -273,60 +594,69 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_running_beams(self) -> int:
+        """Running sequences whose next step depends on the tokens of this one."""
+        return self._running_beams.total()
+
+    @property
+    def num_free_slots(self) -> int:
+        """Sequences that the batch has room for."""
+        return len(self._free_slots)
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
     @property
+    def num_coming_blocks(self) -> int:
+        """Blocks that can be had: now, or when the steps under way are over."""
+        return self.pool.num_free_blocks + self.pool.num_fenced_blocks
+
+    @property
+    def num_queued_requests(self) -> int:
+        """Requests of which nothing was admitted yet."""
+        return self._waiting.num_queued_requests
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of requests of which nothing was admitted yet."""
+        return self._waiting.num_queued_tokens
+
+    def is_queued(self, request: Request) -> bool:
+        """Whether nothing of ``request`` was admitted yet."""
+        return self._waiting.is_queued(request)
+
+    @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running or self.num_waiting)
 
     @property
     def num_uncomputed_prompt_tokens(self) -> int:
         """Prefill work accepted and not done: of running sequences, and of waiting ones as if nothing were cached."""
         return self._num_uncomputed_prompt_tokens
 
-    def drain_events(self) -> tuple[BlocksStored | BlocksRemoved, ...]:
+    def drain_events(self) -> tuple[CacheEvent, ...]:
         """Changes of what the prefix cache holds since the last call."""
         return self.cache.drain_events()
 
     def check(self) -> None:
         """Prove every invariant. Raises RuntimeError on the first that is broken."""
         running = list(self._running.values())
-        waiting = list(self._waiting)
-        self.pool.check([sequence.block_table for sequence in running])
-        self.cache.check([content for sequence in running for content in self._contents(sequence)])
+        waiting = list(self._waiting.everybody(running))
+        self._memory.check(running)
+        self._waiting.check(running)
         self._check_slots(running)
-        self._check_waiting(waiting)
-        for sequence in running:
-            self._check_table(sequence)
+        if any(sequence.status is not SequenceStatus.RUNNING for sequence in running):
+            raise RuntimeError("a sequence is in the batch that does not run")
         left = sum(max(0, s.num_prompt_tokens - s.num_computed_tokens) for s in running + waiting)
         if left != self._num_uncomputed_prompt_tokens:
-            raise RuntimeError(
-                f"{left} prompt tokens are to be computed, but {self._num_uncomputed_prompt_tokens} counted"
-            )
-
-    def _contents(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
-        size = self.limits.block_size
-        keys = sequence.block_keys(size, sequence.num_computed_tokens // size)
-        return zip(sequence.block_table, keys, strict=False)
+            raise RuntimeError(f"{left} prompt tokens are uncomputed, but {self._num_uncomputed_prompt_tokens} counted")
 
     def _check_slots(self, running: list[Sequence]) -> None:
         slots = self._free_slots + [sequence.slot for sequence in running if sequence.slot is not None]
         if sorted(slots) != list(range(self.limits.max_num_seqs)):
             raise RuntimeError("the slots of the persistent batch are not each free or held by one sequence")
 
-    def _check_waiting(self, waiting: list[Sequence]) -> None:
-        if len(waiting) != len(self._waiting):
-            raise RuntimeError(f"{len(waiting)} sequences wait, but {len(self._waiting)} are counted")
-        if any(s.block_table or s.num_computed_tokens or s.slot is not None for s in waiting):
-            raise RuntimeError("a waiting sequence holds blocks or a slot")
 
-    def _check_table(self, sequence: Sequence) -> None:
-        name = sequence.request.request_id
-        if sequence.status is not SequenceStatus.RUNNING:
-            raise RuntimeError(f"{name} is in the batch and {sequence.status.value}")
-        if self._blocks_for(sequence.num_computed_tokens) > len(sequence.block_table):
-            raise RuntimeError(f"{name} has computed tokens that lie in no block")
-        writable = sequence.block_table[sequence.num_computed_tokens // self.limits.block_size :]
-        if any(self.pool.reference_count(block) != 1 for block in writable):
-            raise RuntimeError(f"{name} could write into a block that another block table names")
+def _is_short_beside(num_tokens: int, long: Sequence) -> bool:
+    return num_tokens * _MUCH_SHORTER <= long.num_uncomputed_tokens

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+SchedulingPolicy = Literal["fcfs", "priority", "shortest", "fair"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +44,17 @@ class WorkerSpec:
     ray_namespace: str
     startup_timeout_s: float
     log_level: str = "info"
+    scheduling_policy: SchedulingPolicy = "priority"
+    """Who is served first: ``fcfs``, ``priority``, ``shortest`` or ``fair``."""
+    priority_aging_s: float = 60.0
+    """Seconds of waiting that outweigh one unit of priority."""
+    target_itl_s: float | None = None
+    """Time that running streams shall wait for a token at the most. None: no limit."""
+    max_output_tokens: int | None = None
+    """Output of a branch at the most. None: what the context leaves."""
+    max_queued_requests: int | None = None
+    """Requests that may wait in the group. None: any number."""
+    max_queued_tokens: int | None = None
+    """Tokens of prompts that may wait in the group. None: any number."""
+    async_scheduling: bool = True
+    """Plan the next step while one runs."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -24,7 +25,7 @@ from .fields import MAX_ID_CHARS
 from .http import EventStream, read_json, until_disconnect
 from .metrics import GatewayMetrics, merge_metrics
 from .middleware import Envelope
-from .requests import JudgedRequest, RequestJudge, check_model
+from .requests import Caller, JudgedRequest, RequestJudge, check_model
 from .responses import AnswerFormat, ChatFormat, CompletionFormat, stream_answer
 from .run import Run, collect
 from .schemas import ChatCompletionRequest, CompletionRequest, GenerationFields
@@ -34,6 +35,9 @@ from .text import TextProcessor
 MAX_BODY_BYTES = 32 * 2**20
 KEEPALIVE_S = 10.0
 """Proxies commonly cut connections that are silent for 15 to 60 s."""
+
+_KEY_DIGEST_BYTES = 8
+"""Enough that no two keys of a server are the same tenant."""
 
 _CHAT = "/v1/chat/completions"
 _COMPLETION = "/v1/completions"
@@ -91,12 +95,12 @@ class _Generations:
 
     async def chat(self, request: Request) -> Response:
         body = await self._read(request, ChatCompletionRequest)
-        judge = partial(self._judge.judge_chat, body, _session_id(request))
+        judge = partial(self._judge.judge_chat, body, _caller(request))
         return await self._answer(request, body, judge, ChatFormat)
 
     async def completion(self, request: Request) -> Response:
         body = await self._read(request, CompletionRequest)
-        judge = partial(self._judge.judge_completion, body, _session_id(request))
+        judge = partial(self._judge.judge_completion, body, _caller(request))
         return await self._answer(request, body, judge, CompletionFormat)
 
     async def _read(self, request: Request, schema: type[B]) -> B:
@@ -138,6 +142,18 @@ async def _whole(run: Run, shape: AnswerFormat) -> Response:
     return Response(body, media_type="application/json", headers=run.headers())
 
 
+def _caller(request: Request) -> Caller:
+    return Caller(_session_id(request), _api_key_tenant(request))
+
+
+def _api_key_tenant(request: Request) -> str | None:
+    """A name for who holds the API key: a digest, because tenants are seen in logs and at the worker groups."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        return None
+    return f"api-key:{hashlib.blake2b(key.strip().encode(), digest_size=_KEY_DIGEST_BYTES).hexdigest()}"
+
+
 def _session_id(request: Request) -> str | None:
     session_id = request.headers.get("x-octavo-session-id", "")
     if len(session_id) > MAX_ID_CHARS:
@@ -166,6 +182,11 @@ def _add_operations(app: FastAPI, service: GenerationService, metrics: GatewayMe
         cluster = await service.metrics_text()
         merged = await asyncio.to_thread(merge_metrics, [metrics.text(), cluster])
         return Response(merged, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        """All worker groups forget what no request uses; group → number of blocks, null for one without an answer."""
+        return _json({"blocks_forgotten": dict(await service.reset_prefix_cache())})
 
     @app.get("/version")
     async def octavo_version() -> dict[str, str]:

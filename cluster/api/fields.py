@@ -8,6 +8,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from pydantic_core import PydanticCustomError
 
 MAX_PROMPTS = 64
+MAX_CHOICES_OF_PROMPT = 128
+MAX_CHOICES = 1024
+"""Choices of one HTTP request, over all of its prompts."""
+MAX_BEAM_WIDTH = 64
+MAX_LENGTH_PENALTY = 10.0
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_ID_CHARS = 1024

@@ -1,6 +1,7 @@
 """Prometheus metrics of one gateway, and the merging of several processes' texts.
 
 Names end as vLLM's do and mean the same, seen from the gateway: times include tokenization, routing and transport.
+A request is one prompt, whatever the number of its outputs.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class GatewayMetrics:
         self.generation_tokens = self._counter("octavo_generation_tokens_total", "Output tokens received.")
         self._success = Counter(
             "octavo_request_success_total",
-            "Ended outputs by the reason of their end.",
+            "Ended requests, by the reason of the output that ended last.",
             [*_LABELS, "finished_reason"],
             registry=self.registry,
         )
@@ -62,7 +63,7 @@ class GatewayMetrics:
         )
         self.in_flight = Gauge(
             "octavo_gateway_requests_in_flight",
-            "Outputs that this gateway waits for.",
+            "Requests that this gateway waits for.",
             _LABELS,
             registry=self.registry,
         ).labels(*self._own)
@@ -90,36 +91,37 @@ class GatewayMetrics:
         return Histogram(name, help_text, _LABELS, buckets=buckets, registry=self.registry).labels(*self._own)
 
 
-class OutputMeter:
-    """Measures one output from its request's arrival to its end."""
+class RequestMeter:
+    """Measures one prompt's request from its arrival to the end of its last output."""
 
     def __init__(self, metrics: GatewayMetrics, num_prompt_tokens: int, arrival: float) -> None:
         """``arrival`` is a ``time.perf_counter`` reading."""
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
         self._arrival = arrival
-        self._last: float | None = None
+        self._last: dict[int, float] = {}
+        """When each branch last had tokens."""
         self._ended = False
         metrics.in_flight.inc()
 
-    def tokens(self, count: int, num_cached_tokens: int | None) -> None:
-        """``count`` new output tokens have come at once; they share the time since those before."""
+    def tokens(self, branch: int, count: int, num_cached_tokens: int | None) -> None:
+        """``count`` new tokens of a branch have come at once; they share the time since those before."""
         if num_cached_tokens is not None:
             self._metrics.cached_tokens.inc(num_cached_tokens)
         if count == 0:
             return
         now = time.perf_counter()
         self._metrics.generation_tokens.inc(count)
-        if self._last is None:
+        if not self._last:
             self._metrics.time_to_first_token.observe(now - self._arrival)
             self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
-        else:
+        if branch in self._last:
             for _ in range(count):
-                self._metrics.inter_token_latency.observe((now - self._last) / count)
-        self._last = now
+                self._metrics.inter_token_latency.observe((now - self._last[branch]) / count)
+        self._last[branch] = now
 
     def end(self, reason: FinishReason) -> None:
-        """The output is over; only the first call counts."""
+        """The request is over; only the first call counts."""
         if self._ended:
             return
         self._ended = True

@@ -8,7 +8,7 @@ from .service import TokenDelta
 
 
 class OutputText:
-    """Detokenizes one sequence, watches for stop strings and counts its tokens.
+    """Detokenizes one branch, watches for stop strings and counts its tokens.
 
     ``num_tokens`` counts up to the token that ended the output, the end-of-sequence token or the one that completed a
     stop string included, whatever the engine generated beyond it. Stop strings are not looked for in the text of the

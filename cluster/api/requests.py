@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from ...worker.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from ...worker.messages import SamplingParams
+from .beams import with_beam_search
+from .fields import MAX_CHOICES
 from .output import OutputText
 from .schemas import ChatCompletionRequest, CompletionRequest, GenerationFields
 from .service import GenerationRequest, ServedModel
@@ -16,25 +18,30 @@ from .text import TextProcessor
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """What the headers of an HTTP request say of who sent it; fields of the body are asked first."""
+
+    session_id: str | None = None
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class JudgedRequest:
-    """What to generate for one HTTP request: one generation for each choice."""
+    """What to generate for one HTTP request: one generation for each prompt."""
 
     completion_id: str
     model: str
     generations: tuple[GenerationRequest, ...]
     stop_strings: tuple[str, ...]
 
-    def output_texts(self, text: TextProcessor) -> list[OutputText]:
-        """The output side of each generation."""
-        return [
-            OutputText(
-                text.detokenizer(generation.prompt_token_ids),
-                self.stop_strings,
-                min_tokens=generation.sampling.min_tokens,
-                stop_token_ids=generation.sampling.stop_token_ids,
-            )
-            for generation in self.generations
-        ]
+    def output_text(self, text: TextProcessor, generation: GenerationRequest) -> OutputText:
+        """The output side of one branch of ``generation``."""
+        return OutputText(
+            text.detokenizer(generation.prompt_token_ids),
+            self.stop_strings,
+            min_tokens=generation.sampling.min_tokens,
+            stop_token_ids=generation.sampling.stop_token_ids,
+        )
 
 
 class RequestJudge:
@@ -44,18 +51,29 @@ class RequestJudge:
         self._text = text
         self._model = model
 
-    async def judge_chat(self, body: ChatCompletionRequest, session_id: str | None) -> JudgedRequest:
+    async def judge_chat(self, body: ChatCompletionRequest, caller: Caller) -> JudgedRequest:
         check_model(body.model, self._model)
-        _check_combinations(body)
+        self._check_combinations(body)
         messages = [_template_message(message.role, message.text(), message.name) for message in body.messages]
         prompt = await self._text.render_chat(messages, max_tokens=self._model.max_model_len)
-        return self._judge(body, "chatcmpl", [prompt], "messages", session_id)
+        return self._judge(body, "chatcmpl", [prompt], "messages", caller)
 
-    async def judge_completion(self, body: CompletionRequest, session_id: str | None) -> JudgedRequest:
+    async def judge_completion(self, body: CompletionRequest, caller: Caller) -> JudgedRequest:
         check_model(body.model, self._model)
-        _check_combinations(body)
+        self._check_combinations(body)
+        _check_num_choices(body)
         prompts = await asyncio.gather(*(self._token_ids(prompt) for prompt in body.prompts()))
-        return self._judge(body, "cmpl", prompts, "prompt", session_id)
+        return self._judge(body, "cmpl", prompts, "prompt", caller)
+
+    def _check_combinations(self, body: GenerationFields) -> None:
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("stream_options is only allowed when stream is true.", param="stream_options")
+        if body.priority and self._model.scheduling_policy == "fcfs":
+            raise InvalidRequest(
+                f"priority is {body.priority}, but the server schedules first come, first served; start it with "
+                "--scheduling-policy priority.",
+                param="priority",
+            )
 
     async def _token_ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -68,7 +86,7 @@ class RequestJudge:
         prefix: str,
         prompts: Sequence[Sequence[int]],
         param: str,
-        session_id: str | None,
+        caller: Caller,
     ) -> JudgedRequest:
         # The engine's key is always ours: two clients may send the same x-request-id.
         completion_id = f"{prefix}-{secrets.token_hex(16)}"
@@ -82,8 +100,11 @@ class RequestJudge:
                 priority=body.priority or 0,
                 timeout_s=body.timeout,
                 cache_salt=body.cache_salt,
-                session_id=session_id or body.session_id or body.prompt_cache_key or None,
-                tenant=body.user or body.safety_identifier or None,
+                session_id=caller.session_id or body.session_id or body.prompt_cache_key or None,
+                tenant=body.user or body.safety_identifier or caller.tenant,
+                num_branches=body.num_choices,
+                use_prefix_cache=body.cache_prompt is not False,
+                queue_timeout_s=body.queue_timeout,
             )
             for index, prompt in enumerate(prompts)
         )
@@ -97,7 +118,7 @@ class RequestJudge:
             raise InvalidRequest(
                 f"min_tokens is {min_tokens}, but only {max_tokens} tokens may be generated.", param="min_tokens"
             )
-        return SamplingParams(
+        sampling = SamplingParams(
             max_tokens=max_tokens,
             seed=seed,
             temperature=1.0 if body.temperature is None else body.temperature,
@@ -106,6 +127,7 @@ class RequestJudge:
             min_tokens=min_tokens,
             stop_token_ids=self._stop_token_ids(body),
         )
+        return with_beam_search(sampling, body, self._model.max_num_seqs)
 
     def _check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
         if not token_ids:
@@ -117,11 +139,15 @@ class RequestJudge:
             raise InvalidRequest(message, param=param)
 
     def _max_tokens(self, body: GenerationFields, num_prompt_tokens: int, param: str) -> int:
-        """The bound that the request names, or all that the context leaves."""
-        limit = self._model.max_model_len
+        """The bound that the request names, or all that the context and the operator's limit leave."""
+        limit, cap = self._model.max_model_len, self._model.max_output_tokens
         field, requested = body.output_limit()
+        if cap is not None and requested is not None and requested > cap:
+            raise InvalidRequest(
+                f"{field} is {requested}, but this server generates at most {cap} tokens for a choice.", param=field
+            )
         if num_prompt_tokens + (requested or 1) <= limit:
-            return requested or limit - num_prompt_tokens
+            return requested or min(limit - num_prompt_tokens, cap or limit)
         raise ContextLengthExceeded(
             f"This model's maximum context length is {limit} tokens. However, you requested "
             f"{num_prompt_tokens + (requested or 1)} tokens ({num_prompt_tokens} in the {param}, {requested or 1} in "
@@ -143,9 +169,20 @@ def check_model(name: str, served: ServedModel) -> None:
         raise ModelNotFound(f"The model '{name[:64]}' does not exist; this server has '{served.name}'.")
 
 
-def _check_combinations(body: GenerationFields) -> None:
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options is only allowed when stream is true.", param="stream_options")
+def _check_num_choices(body: CompletionRequest) -> None:
+    if body.best_of is not None and body.best_of != body.num_choices:
+        raise InvalidRequest(
+            f"best_of is {body.best_of}, but n is {body.num_choices}: outputs that are not returned are not generated, "
+            "so best_of must be n. beam_width is how many candidates a beam search keeps.",
+            param="best_of",
+        )
+    num_prompts = len(body.prompts())
+    if num_prompts * body.num_choices > MAX_CHOICES:
+        raise InvalidRequest(
+            f"n is {body.num_choices} with {num_prompts} prompts: that is {num_prompts * body.num_choices} choices, at "
+            f"most {MAX_CHOICES} are allowed.",
+            param="n",
+        )
 
 
 def _template_message(role: str, text: str, name: str | None) -> dict[str, str]:

@@ -18,7 +18,11 @@ DONE = b"data: [DONE]\n\n"
 
 
 class AnswerFormat(ABC):
-    """Shapes one request's answer. ``finish_reason`` is stop, length or, beyond OpenAI's words, timeout."""
+    """Shapes one request's answer.
+
+    ``finish_reason`` is stop, length or, beyond OpenAI's words, timeout: the request's own ``timeout`` ran out, and the
+    choice has what there was by then.
+    """
 
     object_name: str
     chunk_name: str

@@ -6,15 +6,18 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Self
 
-from ...worker.errors import GenerationFailed, Unavailable
+from ...worker.errors import GenerationFailed, InvalidRequest, Overloaded, Unavailable
 from ...worker.messages import FinishReason
 from .errors import DeadlineMissed
 from .merge import merged
-from .metrics import GatewayMetrics, OutputMeter
+from .metrics import GatewayMetrics, RequestMeter
 from .output import OutputText
 from .requests import JudgedRequest
 from .service import Generation, GenerationService, TokenDelta
 from .text import TextProcessor
+
+_RETRY_AFTER_S = 1.0
+"""Where the group that refused a request did not say more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +36,32 @@ class Usage:
     cached_tokens: int
 
 
-class _Choice:
-    """One generation with its output."""
+class _Fan:
+    """One generation and the choices that its branches are."""
 
-    def __init__(self, index: int, generation: Generation, output: OutputText, meter: OutputMeter) -> None:
-        self.index = index
+    def __init__(
+        self, generation: Generation, outputs: list[OutputText], meter: RequestMeter, *, first_index: int
+    ) -> None:
+        """``first_index`` is the choice that branch 0 is; the others follow it."""
         self.generation = generation
-        self.output = output
+        self.outputs = outputs
         self._meter = meter
-        self._engine_is_done = False
+        self._first_index = first_index
+        self._running = set(range(len(outputs)))
+        """Branches that the engine works on, as far as we know."""
 
     async def events(self) -> AsyncGenerator[TextEvent]:
-        """Text until the end. Raises what ``_check`` finds; in every case the engine holds nothing of it afterwards."""
+        """Text of all branches until their ends. Raises what ``_check`` finds; in every case the engine holds nothing
+        of the request afterwards."""
         try:
             async for delta in self.generation.tokens():
+                if delta.branch not in self._running:
+                    continue  # tokens that were on their way when a stop string ended the branch
                 text = self._take(delta)
-                reason = self.output.finish_reason
+                reason = self.outputs[delta.branch].finish_reason
                 if text or reason is not None:
-                    yield TextEvent(self.index, text, reason)
-                if reason is not None:
-                    self._meter.end(reason)
+                    yield TextEvent(self._first_index + delta.branch, text, reason)
+                if reason is not None and self._is_over(reason):
                     return
             raise GenerationFailed("The generation stopped without giving a reason.")
         except Exception:
@@ -62,28 +71,46 @@ class _Choice:
             self.abort()
 
     def abort(self) -> None:
-        """Tell the engine that the output is over, unless it said so: a stop string is found only here."""
+        """Tell the engine that the request is over, unless it said so."""
         self._meter.end(FinishReason.ABORT)
-        if not self._engine_is_done:
-            self._engine_is_done = True
+        if self._running:
+            self._running.clear()
             self.generation.abort()
 
     def _take(self, delta: TokenDelta) -> str:
-        self._engine_is_done = delta.finish_reason is not None
-        before = self.output.num_tokens
-        text = self.output.push(delta)
-        self._meter.tokens(self.output.num_tokens - before, delta.num_cached_tokens)
+        output = self.outputs[delta.branch]
+        before = output.num_tokens
+        text = output.push(delta)
+        self._meter.tokens(delta.branch, output.num_tokens - before, delta.num_cached_tokens)
+        if delta.finish_reason is not None:
+            self._running.discard(delta.branch)
+        elif output.finish_reason is not None:  # a stop string is found only here
+            self._running.discard(delta.branch)
+            self.generation.end(delta.branch)
         self._check(delta)
         return text
 
+    def _is_over(self, reason: FinishReason) -> bool:
+        """Whether the branch that has just ended was the last."""
+        if self._running:
+            return False
+        self._meter.end(reason)
+        return True
+
     def _check(self, delta: TokenDelta) -> None:
         """Ends that are no answer. A timeout is one if there is output: the client has set that limit itself."""
-        match self.output.finish_reason:
+        match self.outputs[delta.branch].finish_reason:
+            case FinishReason.ERROR if delta.param is not None:
+                raise InvalidRequest(delta.error or "", param=delta.param, code=delta.code)
             case FinishReason.ERROR:
                 raise GenerationFailed(delta.error or "The engine failed while it worked on this request.")
             case FinishReason.ABORT:
                 raise Unavailable(delta.error or "The cluster ended this request before it was complete.")
-            case FinishReason.TIMEOUT if self.output.num_tokens == 0:
+            case FinishReason.OVERLOADED:
+                self._meter.end(FinishReason.OVERLOADED)
+                message = delta.error or "The request waited for longer than its queue_timeout."
+                raise Overloaded(message, retry_after_s=delta.retry_after_s or _RETRY_AFTER_S)
+            case FinishReason.TIMEOUT if not any(output.num_tokens for output in self.outputs):
                 self._meter.end(FinishReason.TIMEOUT)
                 raise DeadlineMissed("The request's timeout ran out before its first token.")
 
@@ -91,9 +118,10 @@ class _Choice:
 class Run:
     """All choices of one request. Whoever starts a run reads ``events`` to the end or calls ``abort``."""
 
-    def __init__(self, judged: JudgedRequest, choices: list[_Choice]) -> None:
+    def __init__(self, judged: JudgedRequest) -> None:
         self.judged = judged
-        self._choices = choices
+        self.num_choices = sum(generation.num_branches for generation in judged.generations)
+        self._fans: list[_Fan] = []
 
     @classmethod
     async def start(
@@ -105,45 +133,45 @@ class Run:
         arrival: float,
     ) -> Self:
         """Submit every generation; when one is refused none is left running. Raises what the service raises."""
-        run = cls(judged, [])
+        run = cls(judged)
+        first_index = 0
         try:
-            for index, output in enumerate(judged.output_texts(text)):
-                request = judged.generations[index]
+            for request in judged.generations:
                 generation = await service.start(request)
-                meter = OutputMeter(metrics, len(request.prompt_token_ids), arrival)
-                run._choices.append(_Choice(index, generation, output, meter))
+                outputs = [judged.output_text(text, request) for _ in range(request.num_branches)]
+                meter = RequestMeter(metrics, len(request.prompt_token_ids), arrival)
+                run._fans.append(_Fan(generation, outputs, meter, first_index=first_index))
+                first_index += request.num_branches
         except BaseException:
             run.abort()
             raise
         return run
 
-    @property
-    def num_choices(self) -> int:
-        return len(self._choices)
-
     async def events(self) -> AsyncGenerator[TextEvent]:
         """The events of all choices as they come. An exception of one ends them all."""
         try:
-            async for event in merged([choice.events() for choice in self._choices]):
+            async for event in merged([fan.events() for fan in self._fans]):
                 yield event
         finally:
             self.abort()
 
     def abort(self) -> None:
         """End whatever is still under way; never blocks."""
-        for choice in self._choices:
-            choice.abort()
+        for fan in self._fans:
+            fan.abort()
 
     def usage(self) -> Usage:
+        """A prompt counts once, whatever the number of its choices."""
+        outputs = [output for fan in self._fans for output in fan.outputs]
         return Usage(
             sum(len(generation.prompt_token_ids) for generation in self.judged.generations),
-            sum(choice.output.num_tokens for choice in self._choices),
-            sum(choice.output.num_cached_tokens for choice in self._choices),
+            sum(output.num_tokens for output in outputs),
+            sum(output.num_cached_tokens for output in outputs),
         )
 
     def headers(self) -> dict[str, str]:
-        """Where the choices were routed, and why."""
-        routes = [choice.generation.route for choice in self._choices]
+        """Where the prompts were routed, and why."""
+        routes = [fan.generation.route for fan in self._fans]
         return {
             "x-octavo-group": ",".join(dict.fromkeys(route.group for route in routes)),
             "x-octavo-cached-tokens": str(sum(route.expected_cached_tokens for route in routes)),

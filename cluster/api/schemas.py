@@ -5,22 +5,29 @@ OpenAI or vLLM knows and that is not built yet is accepted with the values of th
 
 | field | honoured | accepted because it changes nothing |
 |---|---|---|
-| model, messages, prompt | yes; several prompts become several choices | |
+| model, messages, prompt | yes; up to 64 prompts | |
+| n 1..128 | yes; choice i · n + k is output k of prompt i, at most 1,024 choices; one prefill for each prompt | |
+| best_of | | n: the number of outputs is that of choices, as in OpenAI's present API |
+| use_beam_search, beam_width 1..64 | yes; the latter is Octavo's own, and n by default; see ``beams.py`` | |
+| length_penalty -10..10, early_stopping | yes, with beam search | 1, false (without beam search) |
 | temperature 0..2, top_p (0, 1], top_k | yes; 1.0, 1.0 and off by default; top_k 0 and -1 mean off, as in vLLM | |
-| max_tokens, max_completion_tokens | yes; the latter wins; by default what the context leaves | |
+| max_tokens, max_completion_tokens | yes; the latter wins; by default what the context and the server's limit leave | |
 | min_tokens, seed (int64), stop_token_ids, ignore_eos | yes | |
 | stop | yes; up to 16, each of 1 to 1,000 characters | |
 | stream, stream_options.include_usage | yes; stream_options only with stream, as at OpenAI | |
-| priority, timeout, cache_salt | yes, as in vLLM; timeout in seconds | |
+| priority (int64) | yes, as in vLLM; lower is served first; only 0 with ``--scheduling-policy fcfs`` | |
+| cache_salt | yes, as in vLLM | |
+| timeout | yes; seconds for all; what there is by then is the answer, with finish_reason "timeout" | |
+| queue_timeout | yes; seconds until the computing begins, then 429 | |
+| cache_prompt | yes, llama.cpp's name; false: the prefix cache is not used for this request | |
 | session_id (or the header x-octavo-session-id) | yes; prompt_cache_key is OpenAI's word for it | |
-| user | yes: the tenant in scheduling; safety_identifier is its newer name | |
+| user | yes: the tenant in scheduling, else the API key; safety_identifier is its newer name | |
 | messages[].name | yes: handed to the chat template | |
-| n, best_of | | 1 |
 | presence_penalty, frequency_penalty | | 0 |
-| repetition_penalty, length_penalty, min_p | | 1, 1, 0 |
+| repetition_penalty, min_p | | 1, 0 |
 | logit_bias, bad_words | | {}, [] |
 | logprobs, top_logprobs, prompt_logprobs | | false (chat), 0 (top_logprobs) |
-| echo, use_beam_search, return_token_ids, … | | false |
+| echo, return_token_ids, … | | false |
 | response_format | | {"type": "text"} |
 | tools, functions, documents | | [] |
 | tool_choice, function_call | | "none", and "auto", which is the same without tools |
@@ -46,6 +53,9 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field
 
 from .fields import (
+    MAX_BEAM_WIDTH,
+    MAX_CHOICES_OF_PROMPT,
+    MAX_LENGTH_PENALTY,
     Body,
     Content,
     Identifier,
@@ -62,11 +72,9 @@ from .fields import (
 class NotBuiltYet(Body):
     """Fields of both endpoints that only a neutral value is accepted for."""
 
-    n: Annotated[int | None, only(1)] = None
     presence_penalty: Annotated[Penalty | None, only(0)] = None
     frequency_penalty: Annotated[Penalty | None, only(0)] = None
     repetition_penalty: Annotated[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None, only(1)] = None
-    length_penalty: Annotated[float | None, only(1)] = None
     min_p: Annotated[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None, only(0)] = None
     logit_bias: Annotated[dict[str, Any] | None, only({})] = None
     bad_words: Annotated[list[Any] | None, only([])] = None
@@ -80,7 +88,6 @@ class NotBuiltYet(Body):
     guided_choice: Annotated[Any, only()] = None
     guided_grammar: Annotated[Any, only()] = None
     echo: Annotated[bool | None, only(False)] = None
-    use_beam_search: Annotated[bool | None, only(False)] = None
     include_stop_str_in_output: Annotated[bool | None, only(False)] = None
     return_token_ids: Annotated[bool | None, only(False)] = None
     return_tokens_as_token_ids: Annotated[bool | None, only(False)] = None
@@ -100,6 +107,13 @@ class GenerationFields(NotBuiltYet):
     """What both endpoints honour."""
 
     model: Identifier
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES_OF_PROMPT)] | None = None
+    use_beam_search: bool | None = None
+    beam_width: Annotated[int, Field(ge=1, le=MAX_BEAM_WIDTH)] | None = None
+    length_penalty: (
+        Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY, allow_inf_nan=False)] | None
+    ) = None
+    early_stopping: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[Int64, Field(ge=-1)] | None = None
@@ -115,11 +129,19 @@ class GenerationFields(NotBuiltYet):
     safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
     priority: Int64 | None = None
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds from the engine's receiving the request to its end."""
+    """Seconds for all of it, from the moment that the prompt is known in tokens."""
+    queue_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Seconds from the engine's receiving the request until it begins to compute it."""
+    cache_prompt: bool | None = None
     cache_salt: Identifier | None = None
     session_id: Identifier | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
     prompt_cache_retention: Annotated[str | None, only("in_memory")] = None
+
+    @property
+    def num_choices(self) -> int:
+        """Outputs of each prompt."""
+        return self.n or 1
 
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -188,13 +210,13 @@ class CompletionRequest(GenerationFields):
     """``POST /v1/completions``."""
 
     prompt: Prompt
-    best_of: Annotated[int | None, only(1)] = None
+    best_of: Int64 | None = None
     logprobs: Annotated[int | None, only()] = None
     suffix: Annotated[Any, only()] = None
     add_special_tokens: Annotated[bool | None, only(True)] = None
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, of which each becomes one choice."""
+        """The prompts, each of which becomes ``n`` choices."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return cast("list[str | list[int]]", self.prompt)

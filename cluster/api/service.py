@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from ...worker.messages import FinishReason, SamplingParams
+from ...worker.spec import SchedulingPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A judged request in token ids. The service adds routing hashes, gateway and attempt."""
+    """A judged request in token ids: one prompt, and ``num_branches`` outputs for it.
+
+    The service adds routing hashes, gateway and attempt. With ``sampling.beam_width`` the branches are the best outputs
+    of one search, best first; otherwise they are drawn apart.
+    """
 
     request_id: str
     model: str
@@ -25,6 +30,11 @@ class GenerationRequest:
     cache_salt: str | None = None
     session_id: str | None = None
     tenant: str | None = None
+    num_branches: int = 1
+    use_prefix_cache: bool = True
+    """False: nothing of the prompt is taken from a prefix cache or kept in one."""
+    queue_timeout_s: float | None = None
+    """How long the request may wait until a group begins to compute it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +48,39 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New output tokens of branch 0, in order and without gaps or repeats."""
+    """New output tokens of one branch, in order and without gaps or repeats."""
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int | None = None
+    """Of the prompt; told once in a generation, whatever its branches."""
     error: str | None = None
+    branch: int = 0
+    retry_after_s: float | None = None
+    """With ``FinishReason.OVERLOADED``: when it is worth trying again."""
+    param: str | None = None
+    """With ``FinishReason.ERROR``: the field for which the request can never be served; ``code`` is OpenAI's for it."""
+    code: str | None = None
 
 
 class Generation(Protocol):
-    """One request under way."""
+    """One request under way, with all of its branches."""
 
     @property
     def route(self) -> Route: ...
 
     def tokens(self) -> AsyncIterator[TokenDelta]:
-        """Deltas until one has a finish reason. An engine's failure is a delta with ``FinishReason.ERROR``."""
+        """Deltas of all branches as they come, until each has had one with a finish reason or was ended by ``end``.
+
+        An engine's failure is a delta with ``FinishReason.ERROR``.
+        """
+        ...
+
+    def end(self, branch: int) -> None:
+        """Stop one branch, of which no delta comes any more; the others go on. Harmless when it is over; never blocks.
+
+        With its last branch the whole request is over.
+        """
         ...
 
     def abort(self) -> None:
@@ -71,6 +98,11 @@ class ServedModel:
     """Tokens of prompt and output together, at the most; already cut to what the KV pool can hold."""
     created: int
     """Unix time in seconds, for ``/v1/models``."""
+    max_num_seqs: int
+    """Sequences that a worker group runs at once: a wider beam search would never fit."""
+    max_output_tokens: int | None = None
+    """The operator's limit on the output of one choice."""
+    scheduling_policy: SchedulingPolicy = "priority"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +123,11 @@ class GenerationService(Protocol):
 
     async def metrics_text(self) -> str:
         """Prometheus text for the whole cluster."""
+        ...
+
+    async def reset_prefix_cache(self) -> Mapping[str, int | None]:
+        """Group → blocks that its prefix cache forgot; None for one that did not answer.
+
+        Raises Unavailable when none answered.
+        """
         ...

@@ -33,6 +33,8 @@ class ScriptedGeneration:
         self.route = route
         self.aborted = asyncio.Event()
         self.num_aborts = 0
+        self.ended: list[int] = []
+        """Branches that were stopped alone."""
         self._steps = steps
 
     async def tokens(self) -> AsyncIterator[TokenDelta]:
@@ -44,6 +46,9 @@ class ScriptedGeneration:
             else:
                 await step()
         await asyncio.Event().wait()  # an unfinished script is an engine that is silent
+
+    def end(self, branch: int) -> None:
+        self.ended.append(branch)
 
     def abort(self) -> None:
         self.num_aborts += 1
@@ -58,6 +63,7 @@ class ScriptedService:
         self.start_error: Exception | None = None
         self.ready = Readiness(True, "2 worker groups")
         self.cluster_metrics = ""
+        self.forgotten: dict[str, int | None] | Exception = {"group-1": 7, "group-2": None}
         self.requests: list[GenerationRequest] = []
         self.generations: list[ScriptedGeneration] = []
 
@@ -75,11 +81,21 @@ class ScriptedService:
     async def metrics_text(self) -> str:
         return self.cluster_metrics
 
+    async def reset_prefix_cache(self) -> dict[str, int | None]:
+        if isinstance(self.forgotten, Exception):
+            raise self.forgotten
+        return self.forgotten
+
 
 def deltas(
-    token_ids: Sequence[int], reason: FinishReason | None, *, cached: int = 0, sizes: Sequence[int] = (1, 3, 2)
+    token_ids: Sequence[int],
+    reason: FinishReason | None,
+    *,
+    cached: int | None = 0,
+    sizes: Sequence[int] = (1, 3, 2),
+    branch: int = 0,
 ) -> list[TokenDelta]:
-    """``token_ids`` in deltas of changing sizes; the last carries ``reason``."""
+    """``token_ids`` of a branch in deltas of changing sizes; the last carries ``reason``."""
     parts: list[Sequence[int]] = []
     while token_ids:
         size = sizes[len(parts) % len(sizes)]
@@ -91,19 +107,24 @@ def deltas(
             tuple(part),
             finish_reason=reason if index == len(parts) - 1 else None,
             num_cached_tokens=cached if index == 0 else None,
+            branch=branch,
         )
         for index, part in enumerate(parts)
     ]
 
 
 def echo(request: GenerationRequest) -> list[TokenDelta]:
-    """The prompt without its special tokens, then an end-of-sequence token, within ``max_tokens``."""
+    """Every branch says the prompt without its special tokens, then an end-of-sequence token, within ``max_tokens``."""
     output = [token_id for token_id in request.prompt_token_ids if token_id > IM_END]
     if IM_END in request.sampling.stop_token_ids:
         output.append(IM_END)
     limit = request.sampling.max_tokens
     reason = FinishReason.STOP if len(output) <= limit else FinishReason.LENGTH
-    return deltas(output[:limit], reason, cached=16)
+    branches = [
+        deltas(output[:limit], reason, cached=None if branch else 16, branch=branch)
+        for branch in range(request.num_branches)
+    ]
+    return [delta for step in zip(*branches, strict=True) for delta in step]
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +152,7 @@ def say(service: ScriptedService, text: TextProcessor) -> Callable[..., None]:
 
 @pytest.fixture
 def info() -> ServedModel:
-    return ServedModel(MODEL, MAX_MODEL_LEN, created=1_700_000_000)
+    return ServedModel(MODEL, MAX_MODEL_LEN, created=1_700_000_000, max_num_seqs=32)
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def test_serve_has_a_flag_for_every_setting() -> None:
     flags = {"--" + name.replace("_", "-") for name in ServeConfig.model_fields if name != "model"}
     assert [flag for flag in flags if f"{flag} " not in text] == []
     assert "--no-enable-prefix-caching" in text
+    assert "--no-async-scheduling" in text
     assert "[MODEL]" in text
 
 
@@ -62,6 +63,9 @@ REFUSED = {
     ),
     ("serve", "--dtype", "float31"): (
         "octavo serve: error: --dtype: must be one of 'auto', 'float32', 'bfloat16' or 'float16', got float31"
+    ),
+    ("serve", "--device", "cpu", "--gpu-memory-utilization", "0.5"): (
+        "octavo serve: error: --gpu-memory-utilization 0.5 says nothing where the device is cpu"
     ),
     ("serve", ""): "octavo serve: error: MODEL: must not be empty, got ''",
     ("model", "fetch", "./nowhere"): "octavo model fetch: error: ",

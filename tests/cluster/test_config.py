@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 from pydantic import ValidationError
 
 from octavo.cluster.config import ServeConfig
+from octavo.cluster.plan import ServePlan
 from octavo.worker.errors import ConfigurationError
+from octavo.worker.memory import KvBudget
+from octavo.worker.spec import WorkerSpec
 
 
 def test_the_defaults_serve_the_embedded_model_to_this_machine() -> None:
@@ -70,6 +74,27 @@ REFUSED = {
     " --max-model-len 100": {"num_gpu_blocks_override": 2, "max_model_len": 100},
     "--num-gpu-blocks-override 9 and --kv-cache-memory-bytes 1048576 both say how large the KV cache is; set one of"
     " them": {"num_gpu_blocks_override": 9, "kv_cache_memory_bytes": "1MiB"},
+    "--max-num-seqs: 65 sequences need a KV block each, more than the 40 of --num-gpu-blocks-override": {
+        "num_gpu_blocks_override": 40,
+        "max_num_seqs": 65,
+    },
+    "--gpu-memory-utilization 0.5 says nothing where the device is cpu; --kv-cache-memory-bytes sets what KV may take"
+    " there": {"device": "cpu", "gpu_memory_utilization": 0.5},
+    "--scheduling-policy: must be one of 'fcfs', 'priority', 'shortest' or 'fair', got lifo": {
+        "scheduling_policy": "lifo"
+    },
+    "--priority-aging-s 5 says nothing with --scheduling-policy fcfs, which knows no priorities; leave one of them"
+    " out": {"scheduling_policy": "fcfs", "priority_aging_s": 5},
+    "--priority-aging-s: must be greater than 0.0, got 0": {"priority_aging_s": 0},
+    "--target-itl-ms: must be greater than 0.0, got 0": {"target_itl_ms": 0},
+    "--target-itl-ms: must be at most 60000.0, got 60001": {"target_itl_ms": 60001},
+    "--max-output-tokens: must be at least 1, got 0": {"max_output_tokens": 0},
+    "--max-output-tokens: must be less than the context (100 tokens, --max-model-len), got 100": {
+        "max_output_tokens": 100,
+        "max_model_len": 100,
+    },
+    "--max-queued-requests: must be at least 1, got 0": {"max_queued_requests": 0},
+    "--max-queued-tokens: must be at least 1, got 0": {"max_queued_tokens": 0},
     "the configuration must be a mapping of settings, got [1]": [1],
 }
 
@@ -80,6 +105,46 @@ def test_what_cannot_work_is_refused_with_flag_limit_and_value(message: str) -> 
     with pytest.raises(ConfigurationError) as refusal:
         ServeConfig.parse(values)
     assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"num_gpu_blocks_override": 40},
+        {"max_queued_tokens": 1, "max_output_tokens": 99, "max_model_len": 100},
+        {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": "1GiB"},
+    ],
+)
+def test_what_limits_without_contradicting_is_taken(values: dict[str, Any]) -> None:
+    """The default of --max-num-seqs need not be reached; utilization is the wall for a pool that is set."""
+    ServeConfig.parse(values)
+
+
+def test_utilization_is_refused_when_the_device_turns_out_to_be_a_cpu() -> None:
+    config = ServeConfig.parse({"gpu_memory_utilization": 0.5})
+    assert config.for_device("cuda").gpu_memory_utilization == 0.5
+    with pytest.raises(ConfigurationError, match=r"--gpu-memory-utilization 0\.5"):
+        config.for_device("cpu")
+
+
+def test_the_workers_are_told() -> None:
+    told = spec_of({"target_itl_ms": 50, "scheduling_policy": "fair", "max_output_tokens": 7, "max_queued_requests": 8})
+    assert (told.target_itl_s, told.scheduling_policy) == (0.05, "fair")
+    assert (told.max_output_tokens, told.max_queued_requests, told.max_queued_tokens) == (7, 8, None)
+    told = spec_of({"max_queued_tokens": 9, "async_scheduling": False, "priority_aging_s": 5})
+    assert (told.max_queued_tokens, told.async_scheduling, told.priority_aging_s) == (9, False, 5.0)
+
+
+def test_the_workers_defaults_are_those_of_the_configuration() -> None:
+    told, own = spec_of({}), {field.name: field.default for field in dataclasses.fields(WorkerSpec)}
+    names = ["scheduling_policy", "target_itl_s", "priority_aging_s", "async_scheduling", "max_queued_tokens"]
+    assert [getattr(told, name) for name in names] == [own[name] for name in names]
+    assert told.gpu_memory_utilization == KvBudget().gpu_memory_utilization == 0.9
+
+
+def spec_of(values: dict[str, Any]) -> WorkerSpec:
+    config = ServeConfig.parse(values).for_device("cuda")
+    return ServePlan(config, "cuda", None, "smollm2", bytes(32), 1).worker_spec("group", 1, "router")
 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -18,13 +21,14 @@ from octavo.cluster.router_client import RouterClient
 from octavo.router.actor import RouterCore
 from octavo.worker.engine import Engine
 from octavo.worker.engine_loop import EngineLoop
-from octavo.worker.errors import Unavailable
+from octavo.worker.errors import Overloaded, Unavailable
 from octavo.worker.messages import FinishReason, Request, SamplingParams, SequenceUpdate
 from octavo.worker.report_book import GroupIdentity, ReportBook
 from octavo.worker.routing_hash import RoutingHasher
-from octavo.worker.sampling_row import SamplingRow
+from octavo.worker.sampling_row import SamplingRow, StepResult
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 from octavo.worker.step_plan import StepPlan
+from octavo.worker.step_thread import StepThread
 from octavo.worker.wire import pack, unpack
 
 HASHER = RoutingHasher(b"a key of the tests", 16)
@@ -36,10 +40,14 @@ class CountingExecutor:
 
     def __init__(self, pause_s: float) -> None:
         self.pause_s = pause_s
+        self._thread = StepThread("model")
 
-    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int]:
+    def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
+        return self._thread.submit(functools.partial(self._run, rows))
+
+    def _run(self, rows: list[SamplingRow]) -> StepResult:
         time.sleep(self.pause_s)
-        return [row.position + 1 for row in rows]
+        return StepResult([row.position + 1 for row in rows])
 
     def heartbeat(self) -> None: ...
 
@@ -68,7 +76,7 @@ class Remote:
 class Leader:
     """What ``worker/actor.py`` is, with an engine that counts."""
 
-    def __init__(self, name: str, generation: int, pause_s: float) -> None:
+    def __init__(self, name: str, generation: int, pause_s: float, max_queued_requests: int | None) -> None:
         executor = CountingExecutor(pause_s)
         identity = GroupIdentity("m", name, generation, 16, LIMITS.num_blocks, LIMITS.max_num_seqs)
         self.dead = False
@@ -77,16 +85,22 @@ class Leader:
             executor,
             ReportBook(identity, lambda engine: ""),
             generation,
+            max_queued_requests=max_queued_requests,
         )
         self.submit = Remote(self._submit, lambda: self.dead)
         self.abort = Remote(self._abort, lambda: self.dead)
         self.poll = Remote(self._poll, lambda: self.dead)
+        self.reset_prefix_cache = Remote(self._reset, lambda: self.dead)
 
-    async def _submit(self, packed: bytes) -> None:
-        self.loop.submit(unpack(packed, Request))
+    async def _submit(self, packed: bytes) -> tuple[str, float] | None:
+        refusal = self.loop.submit(unpack(packed, Request))
+        return None if refusal is None else (refusal.message, refusal.retry_after_s)
 
-    async def _abort(self, request_ids: tuple[str, ...]) -> None:
-        self.loop.abort(request_ids)
+    async def _abort(self, request_ids: tuple[str, ...], branch: int | None = None) -> None:
+        self.loop.abort(request_ids, branch)
+
+    async def _reset(self) -> Any:
+        return await self.loop.ask(lambda engine: engine.reset_prefix_cache())
 
     async def _poll(self, gateway_id: str, acknowledged: int, timeout_s: float) -> bytes:
         return pack(await self.loop.poll(gateway_id, acknowledged, timeout_s))
@@ -100,10 +114,12 @@ class Leader:
 class Cluster:
     """A router and two leaders, and the service of one gateway."""
 
-    def __init__(self, pause_s: float = 0.002) -> None:
+    def __init__(self, pause_s: float = 0.002, max_queued_requests: int | None = None) -> None:
         self.core = RouterCore()
         self.router_dead = False
-        self.leaders = {name: Leader(name, number, pause_s) for number, name in enumerate(("a", "b"), start=1)}
+        self.leaders = {
+            name: Leader(name, number, pause_s, max_queued_requests) for number, name in enumerate(("a", "b"), start=1)
+        }
         for name in ("route", "registry", "report_gateway", "cluster_metrics"):
             setattr(self, name, Remote(getattr(self.core, name), lambda: self.router_dead))
         self.metrics = GatewayMetrics("m", "g")
@@ -203,6 +219,92 @@ async def test_a_request_that_nobody_can_take_is_refused_within_its_own_time(clu
         leader.dead = True
     with pytest.raises(Unavailable):
         await cluster.service.start(request(timeout_s=0.5))
+
+
+# ---- several branches ----
+
+
+async def collect_branches(generation: Any, on_token: Callable[[dict[int, list[int]]], None]) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = defaultdict(list)
+    async for delta in generation.tokens():
+        tokens[delta.branch].extend(delta.token_ids)
+        on_token(tokens)
+    return tokens
+
+
+async def free_blocks(leader: Leader) -> Any:
+    return await leader.loop.ask(lambda engine: engine.scheduler.pool.num_free_blocks)
+
+
+async def test_every_branch_is_generated_to_its_end(cluster: Cluster) -> None:
+    generation = await cluster.service.start(request(num_branches=3))
+    tokens = await collect_branches(generation, lambda tokens: None)
+    assert tokens == {branch: list(range(1, 41)) for branch in range(3)}
+
+
+async def test_case_bug_091_all_branches_go_on_at_the_other_group(cluster: Cluster) -> None:
+    generation = await cluster.service.start(request(num_branches=3))
+    first = generation.route.group
+
+    def kill_soon(tokens: dict[int, list[int]]) -> None:
+        if len(tokens[2]) == 5:
+            generation.end(1)
+            cluster.leaders[first].dead = True
+
+    tokens = await collect_branches(generation, kill_soon)
+    assert tokens[0] == tokens[2] == list(range(1, 41))
+    assert len(tokens[1]) < 40
+    assert generation.route.group != first
+
+
+async def test_case_bug_078_branches_that_are_ended_leave_nothing(cluster: Cluster) -> None:
+    """One is ended alone, then the request is aborted: its blocks are free, and nobody keeps a record of it."""
+    for number in range(5):
+        generation = await cluster.service.start(request(f"r{number}", max_tokens=400, num_branches=4))
+        seen = 0
+        async for delta in generation.tokens():
+            seen += 1
+            if seen == 6:
+                generation.end(delta.branch)
+            if seen == 20:
+                break
+        generation.abort()
+    for leader in cluster.leaders.values():
+        assert await leader.loop.drained(5.0)
+        assert await free_blocks(leader) == LIMITS.num_blocks
+    assert all(client.is_idle for client in cluster.service._clients.values())
+
+
+async def test_full_queues_refuse_at_once_with_what_the_flag_says() -> None:
+    """Each group runs one request of 8 branches and lets one more wait."""
+    cluster = Cluster(pause_s=0.01, max_queued_requests=1)
+    await cluster.report()
+    generations: list[Any] = []
+
+    async def fill() -> None:
+        for number in range(20):
+            wide = request(f"r{number}", max_tokens=400, num_branches=8)
+            generations.append(await cluster.service.start(wide))
+
+    try:
+        with pytest.raises(Overloaded, match="--max-queued-requests is 1") as caught:
+            await fill()
+        assert caught.value.retry_after_s >= 1.0
+        assert {generation.route.group for generation in generations} == {"a", "b"}
+    finally:
+        for generation in generations:
+            generation.abort()
+        cluster.close()
+
+
+async def test_caches_forget_what_no_request_uses(cluster: Cluster) -> None:
+    generation = await cluster.service.start(request())
+    await collect(generation)
+    await cluster.leaders[generation.route.group].loop.drained(5.0)
+    forgotten = await cluster.service.reset_prefix_cache()
+    assert forgotten[generation.route.group] not in (None, 0)
+    assert set(forgotten) == {"a", "b"}
+    assert set((await cluster.service.reset_prefix_cache()).values()) == {0}
 
 
 def update(position: int, *tokens: int) -> SequenceUpdate:

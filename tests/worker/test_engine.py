@@ -2,80 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
+from engine_bench import CountingModel, EngineBench, request
 
 from octavo.worker.engine import Engine
-from octavo.worker.messages import Branch, FinishReason, Request, RequestProgress, SamplingParams, SequenceUpdate
-from octavo.worker.routing_hash import RoutingHasher
-from octavo.worker.sampling_row import SamplingRow
-from octavo.worker.scheduler import Scheduler, SchedulerLimits
+from octavo.worker.messages import Branch, FinishReason, RequestProgress, SamplingParams, SequenceUpdate
+from octavo.worker.sampling_row import SamplingRow, StepResult
 from octavo.worker.step_plan import StepPlan
-
-
-class CountingModel:
-    """Draws its output position as the token: 0, 1, 2, … Fails when told to."""
-
-    def __init__(self) -> None:
-        self.rows: list[SamplingRow] = []
-        self.failure: Exception | None = None
-        self.unsampled_seed: int | None = None
-        """Rows with this seed cannot be sampled."""
-
-    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int | None]:
-        if self.failure:
-            raise self.failure
-        assert len(rows) == plan.logit_indices.size
-        self.rows += rows
-        return [None if row.seed == self.unsampled_seed else row.position for row in rows]
-
-
-class Bench:
-    """An engine with what a test turns and reads."""
-
-    def __init__(self, *, num_blocks: int = 32, max_num_seqs: int = 8, budget: int = 64) -> None:
-        self.now = 0.0
-        self.model = CountingModel()
-        self.updates: list[tuple[str, SequenceUpdate]] = []
-        limits = SchedulerLimits(num_blocks, 4, max_num_seqs, budget, max_model_len=64)
-        self.scheduler = Scheduler(limits, RoutingHasher(bytes(16), 4))
-        self.engine = Engine(self.scheduler, self.model, clock=lambda: self.now, emit=self._emit)
-
-    def _emit(self, gateway_id: str, update: SequenceUpdate) -> None:
-        self.updates.append((gateway_id, update))
-
-    def submit(self, request: Request) -> None:
-        self.engine.submit(request)
-        self.engine.check()
-
-    def run(self) -> None:
-        while self.engine.step():
-            self.engine.check()
-
-    def tokens(self, request_id: str, branch: int = 0) -> list[int]:
-        return [token for update in self.of(request_id, branch) for token in update.token_ids]
-
-    def of(self, request_id: str, branch: int = 0) -> list[SequenceUpdate]:
-        return [u for _, u in self.updates if (u.request_id, u.branch) == (request_id, branch)]
-
-    def reasons(self, request_id: str, branch: int = 0) -> list[FinishReason]:
-        """One, if the branch has ended."""
-        return [update.finish_reason for update in self.of(request_id, branch) if update.finish_reason]
-
-
-def request(
-    request_id: str = "r", *, prompt: range = range(10, 16), max_tokens: int = 3, **sampling: object
-) -> Request:
-    params = SamplingParams(max_tokens=max_tokens, **({"seed": 5} | sampling))  # type: ignore[arg-type]
-    return Request(request_id, "gateway", "model", tuple(prompt), (), params)
-
 
 # ---- how a branch ends ----
 
 
 def test_tokens_come_one_by_one_with_their_positions() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(request())
     bench.run()
     assert bench.of("r") == [
@@ -103,7 +45,7 @@ def test_tokens_come_one_by_one_with_their_positions() -> None:
 def test_a_branch_ends_where_it_must(
     max_tokens: int, min_tokens: int, stop: tuple[int, ...], length: int, reason: FinishReason
 ) -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(request(max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop))
     bench.run()
     assert bench.tokens("r") == list(range(length))
@@ -111,14 +53,14 @@ def test_a_branch_ends_where_it_must(
 
 
 def test_stop_tokens_are_banned_until_there_are_min_tokens() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(request(max_tokens=4, min_tokens=2, stop_token_ids=(7, 8)))
     bench.run()
     assert [row.banned_token_ids for row in bench.model.rows] == [(7, 8), (7, 8), (), ()]
 
 
 def test_a_row_says_how_its_token_is_drawn() -> None:
-    bench = Bench()
+    bench = EngineBench()
     params = SamplingParams(max_tokens=9, seed=2**64 - 1, temperature=0.5, top_p=0.9, top_k=40)
     bench.submit(replace(request(), sampling=params, branches=(Branch(3, (0, 1)),)))
     bench.engine.step()
@@ -126,7 +68,7 @@ def test_a_row_says_how_its_token_is_drawn() -> None:
 
 
 def test_a_deadline_ends_a_branch_with_what_there_is() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(replace(request(max_tokens=9), timeout_s=2.0))
     bench.submit(request("other", max_tokens=9))
     bench.engine.step()
@@ -140,7 +82,7 @@ def test_a_deadline_ends_a_branch_with_what_there_is() -> None:
 
 
 def test_each_deadline_is_met_whatever_their_order() -> None:
-    bench = Bench(max_num_seqs=1)
+    bench = EngineBench(max_num_seqs=1)
     for timeout_s in (9.0, 3.0, None, 6.0, 3.0):
         bench.submit(replace(request(str(timeout_s) + str(len(bench.updates)), max_tokens=40), timeout_s=timeout_s))
         bench.updates.append(("", SequenceUpdate("", 0, 0, ())))
@@ -154,7 +96,7 @@ def test_each_deadline_is_met_whatever_their_order() -> None:
 
 
 def test_time_spent_waiting_counts() -> None:
-    bench = Bench(max_num_seqs=1)
+    bench = EngineBench(max_num_seqs=1)
     bench.submit(request("running", max_tokens=20))
     bench.submit(replace(request("waiting"), timeout_s=1.0))
     bench.engine.step()
@@ -163,9 +105,60 @@ def test_time_spent_waiting_counts() -> None:
     assert bench.of("waiting") == [SequenceUpdate("waiting", 0, 0, (), FinishReason.TIMEOUT)]
 
 
+# ---- the time in the queue ----
+
+
+def test_what_is_queued_too_long_ends_with_the_time_after_which_to_try_again() -> None:
+    bench = EngineBench(max_num_seqs=1)
+    bench.submit(request("running", max_tokens=20))
+    bench.submit(replace(request("waiting"), queue_timeout_s=1.5))
+    bench.step()
+    bench.now = 1.4
+    bench.step()
+    assert bench.of("waiting") == []
+    bench.now = 1.5
+    bench.step()
+    (update,) = bench.of("waiting")
+    assert (update.finish_reason, update.error) == (
+        FinishReason.OVERLOADED,
+        "queue_timeout is 1.5 s, and the request waited longer",
+    )
+    assert update.retry_after_s is not None
+    assert update.retry_after_s > 0
+    assert bench.reasons("running") == []
+
+
+def test_what_was_admitted_in_time_has_no_queue_deadline_any_more() -> None:
+    """Also not when it is preempted, or when branches of it still wait."""
+    bench = EngineBench(max_num_seqs=1)
+    patient = replace(request(max_tokens=5), priority=1, queue_timeout_s=1.0, branches=(Branch(0), Branch(1)))
+    bench.submit(patient)
+    bench.step(2)
+    bench.now = 5.0
+    bench.submit(request("urgent", max_tokens=2))
+    bench.run()
+    assert bench.scheduler.counters.num_preemptions >= 1
+    assert bench.reasons("r", 0) == bench.reasons("r", 1) == [FinishReason.LENGTH]
+
+
+def test_all_branches_of_a_request_that_was_queued_too_long_end() -> None:
+    bench = EngineBench(max_num_seqs=1)
+    bench.submit(request("running", max_tokens=20))
+    branches = (Branch(0), Branch(1), Branch(2, (0,)))
+    bench.submit(replace(request(), queue_timeout_s=1.0, branches=branches))
+    bench.step()
+    bench.now = 1.0
+    bench.step()
+    assert [bench.reasons("r", branch) for branch in range(3)] == [[FinishReason.OVERLOADED]] * 3
+    assert bench.scheduler.num_queued_requests == 0
+
+
+# ---- aborts ----
+
+
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
 def test_an_abort_ends_a_request_and_frees_its_blocks_at_once(num_steps: int) -> None:
-    bench = Bench(budget=4)
+    bench = EngineBench(budget=4)
     bench.submit(request(max_tokens=9))
     for _ in range(num_steps):
         bench.engine.step()
@@ -177,7 +170,7 @@ def test_an_abort_ends_a_request_and_frees_its_blocks_at_once(num_steps: int) ->
 
 
 def test_an_abort_of_what_is_not_there_is_harmless() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.engine.abort("never heard of")
     bench.submit(request())
     bench.run()
@@ -186,7 +179,7 @@ def test_an_abort_of_what_is_not_there_is_harmless() -> None:
 
 
 def test_a_gateway_that_is_gone_takes_its_requests_along_and_no_others() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(request("mine"))
     bench.submit(replace(request("other"), gateway_id="other"))
     bench.engine.abort_gateway("gateway")
@@ -200,25 +193,28 @@ def test_a_gateway_that_is_gone_takes_its_requests_along_and_no_others() -> None
 
 
 def test_what_can_never_fit_is_refused_at_once_with_the_numbers() -> None:
-    bench = Bench(num_blocks=4)
+    bench = EngineBench(num_blocks=4)
     bench.submit(replace(request(prompt=range(12), max_tokens=5), branches=(Branch(0), Branch(1, (7,)))))
     message = "17 tokens need 5 KV blocks of 4 tokens, but the pool has 4"
-    assert bench.of("r", 0) == [SequenceUpdate("r", 0, 0, (), FinishReason.ERROR, None, message)]
-    assert bench.of("r", 1) == [SequenceUpdate("r", 1, 1, (), FinishReason.ERROR, None, message)]
+    assert [(u.position, u.finish_reason, u.error) for u in (bench.of("r", 0) + bench.of("r", 1))] == [
+        (0, FinishReason.ERROR, message),
+        (1, FinishReason.ERROR, message),
+    ]
+    assert [(u.param, u.code) for u in bench.of()] == [("max_tokens", "context_length_exceeded")]
     assert bench.engine.num_requests == 0
     assert bench.engine.counters.finished[FinishReason.ERROR] == 2
     assert bench.engine.drain_progress() == (RequestProgress("r", prefilled=False, finished=True),)
 
 
 def test_what_just_fits_is_not_refused() -> None:
-    bench = Bench(num_blocks=4)
+    bench = EngineBench(num_blocks=4)
     bench.submit(request(prompt=range(12), max_tokens=4))
     bench.run()
     assert bench.tokens("r") == [0, 1, 2, 3]
 
 
 def test_an_empty_prompt_is_refused() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(request(prompt=range(0)))
     (update,) = bench.of("r")
     assert (update.finish_reason, update.error) == (
@@ -228,14 +224,14 @@ def test_an_empty_prompt_is_refused() -> None:
 
 
 def test_a_request_without_branches_does_not_stay_for_ever() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(replace(request(), branches=()))
     assert bench.engine.num_requests == 0
     assert bench.engine.drain_progress() == (RequestProgress("r", prefilled=False, finished=True),)
 
 
 def test_a_request_that_arrives_twice_is_served_once() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(request())
     bench.submit(request())
     bench.engine.step()
@@ -246,7 +242,7 @@ def test_a_request_that_arrives_twice_is_served_once() -> None:
 
 
 def test_a_branch_goes_on_where_it_stopped_elsewhere() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(replace(request(max_tokens=4), branches=(Branch(0, (0, 1)),)))
     bench.run()
     assert [(update.position, update.token_ids) for update in bench.of("r")] == [(2, (2,)), (3, (3,))]
@@ -257,7 +253,7 @@ def test_a_branch_goes_on_where_it_stopped_elsewhere() -> None:
 def test_a_branch_that_was_complete_elsewhere_ends_and_the_others_go_on(
     output: tuple[int, ...], reason: FinishReason
 ) -> None:
-    bench = Bench()
+    bench = EngineBench()
     branches = (Branch(0, output), Branch(1))
     bench.submit(replace(request(max_tokens=4, stop_token_ids=(9,)), branches=branches))
     assert bench.of("r", 0) == [SequenceUpdate("r", 0, len(output), (), reason)]
@@ -269,7 +265,7 @@ def test_a_branch_that_was_complete_elsewhere_ends_and_the_others_go_on(
 
 
 def test_a_request_that_was_complete_elsewhere_ends_at_once() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(request("first"))
     bench.submit(replace(request(max_tokens=2), branches=(Branch(0, (0, 1)),)))
     assert bench.reasons("r") == [FinishReason.LENGTH]
@@ -278,7 +274,7 @@ def test_a_request_that_was_complete_elsewhere_ends_at_once() -> None:
 
 
 def test_branches_of_a_request_end_each_for_itself() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(replace(request(max_tokens=3), branches=(Branch(0), Branch(1, (0,)))))
     bench.run()
     assert (bench.tokens("r", 0), bench.tokens("r", 1)) == ([0, 1, 2], [1, 2])
@@ -289,7 +285,7 @@ def test_branches_of_a_request_end_each_for_itself() -> None:
 
 
 def test_cached_tokens_are_those_of_the_first_admission() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(request("first"))
     bench.run()
     bench.submit(request("second"))
@@ -299,7 +295,7 @@ def test_cached_tokens_are_those_of_the_first_admission() -> None:
 
 
 def test_the_router_hears_of_arrival_prefill_and_end() -> None:
-    bench = Bench(budget=4)
+    bench = EngineBench(budget=4)
     bench.submit(request(max_tokens=2))
     assert bench.engine.drain_progress() == (RequestProgress("r", prefilled=False, finished=False),)
     bench.engine.step()
@@ -312,7 +308,7 @@ def test_the_router_hears_of_arrival_prefill_and_end() -> None:
 
 def test_the_end_still_says_that_the_prompt_was_computed_and_what_was_cached() -> None:
     """Whoever missed the report before has the same to learn."""
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(request("first"))
     bench.run()
     bench.submit(replace(request(max_tokens=2), branches=(Branch(0), Branch(1))))
@@ -326,7 +322,7 @@ def test_the_end_still_says_that_the_prompt_was_computed_and_what_was_cached() -
 
 
 def test_a_request_id_used_again_starts_anew() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(request())
     bench.run()
     bench.submit(request())
@@ -336,7 +332,7 @@ def test_a_request_id_used_again_starts_anew() -> None:
 
 
 def test_counters_count_what_was_done() -> None:
-    bench = Bench(budget=4)
+    bench = EngineBench(budget=4)
     bench.submit(request(max_tokens=2))
     bench.run()
     counters = bench.engine.counters
@@ -346,12 +342,12 @@ def test_counters_count_what_was_done() -> None:
 
 
 def test_speeds_are_learned_from_steps() -> None:
-    bench = Bench()
+    bench = EngineBench()
 
     class SlowModel(CountingModel):
-        def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int]:
+        def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
             bench.now += 0.001 * plan.token_ids.size
-            return super().execute(plan, rows)
+            return super().launch(plan, rows)
 
     engine = Engine(bench.scheduler, SlowModel(), clock=lambda: bench.now, emit=lambda gateway, update: None)
     engine.submit(request(prompt=range(41)))
@@ -363,7 +359,7 @@ def test_speeds_are_learned_from_steps() -> None:
 
 
 def test_a_failing_model_is_not_hidden() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.submit(request())
     bench.model.failure = RuntimeError("a rank is gone")
     with pytest.raises(RuntimeError, match="a rank is gone"):
@@ -371,11 +367,11 @@ def test_a_failing_model_is_not_hidden() -> None:
 
 
 def test_nothing_to_do_is_no_step() -> None:
-    assert Bench().engine.step() is False
+    assert EngineBench().engine.step() is False
 
 
 def test_a_request_whose_token_cannot_be_sampled_ends_alone() -> None:
-    bench = Bench()
+    bench = EngineBench()
     bench.model.unsampled_seed = 7
     bench.submit(request("bad", seed=7))
     bench.submit(request("good", seed=1))

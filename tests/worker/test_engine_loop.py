@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 
 import pytest
 
@@ -15,9 +18,10 @@ from octavo.worker.messages import FinishReason, Request, SamplingParams, Sequen
 from octavo.worker.metrics import metrics_text
 from octavo.worker.report_book import GroupIdentity, ReportBook
 from octavo.worker.routing_hash import RoutingHasher
-from octavo.worker.sampling_row import SamplingRow
+from octavo.worker.sampling_row import SamplingRow, StepResult
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 from octavo.worker.step_plan import StepPlan
+from octavo.worker.step_thread import StepThread
 
 GENERATION = 17
 LONG_S = 60.0
@@ -25,20 +29,24 @@ LONG_S = 60.0
 
 
 class Model:
-    """Draws its output position; a test can hold its steps up, or let them fail."""
+    """Draws its output position, in a thread of its own; a test can hold its steps up, or let them fail."""
 
     def __init__(self) -> None:
         self.may_step = threading.Event()
         self.may_step.set()
         self.stepping = threading.Event()
         self.failure: Exception | None = None
+        self._thread = StepThread("model")
 
-    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int]:
+    def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
+        return self._thread.submit(functools.partial(self._run, rows))
+
+    def _run(self, rows: list[SamplingRow]) -> StepResult:
         self.stepping.set()
         self.may_step.wait(LONG_S)
         if self.failure:
             raise self.failure
-        return [row.position for row in rows]
+        return StepResult([row.position for row in rows])
 
 
 class Heart:
@@ -68,7 +76,7 @@ class Bench:
         self.loop = EngineLoop(
             self._engine,
             self.heart,
-            ReportBook(identity, lambda engine: metrics_text(engine, "model", "group")),
+            ReportBook(identity, lambda engine: metrics_text(engine, "model", "group", {})),
             GENERATION,
             heartbeat_s=heartbeat_s,
             gateway_silence_s=gateway_silence_s,
@@ -76,7 +84,7 @@ class Bench:
 
     def _engine(self, emit: Callable[[str, SequenceUpdate], None]) -> Engine:
         scheduler = Scheduler(SchedulerLimits(512, 4, 8, 64, 2_048), RoutingHasher(bytes(16), 4))
-        return Engine(scheduler, self.model, clock=lambda: 0.0, emit=emit)
+        return Engine(scheduler, self.model, clock=time.monotonic, emit=emit)
 
     async def collect(self, gateway_id: str, *, num_ends: int = 1) -> list[SequenceUpdate]:
         """Poll as a gateway does, until so many branches have ended and that is acknowledged."""
@@ -147,17 +155,6 @@ async def test_a_lost_answer_is_repeated_exactly(bench: Bench) -> None:
     assert await bench.loop.poll("g", 0, LONG_S) == first
 
 
-async def test_the_tokens_of_a_step_come_together(bench: Bench) -> None:
-    bench.model.may_step.clear()
-    bench.loop.submit(request("hold", gateway="other", max_tokens=1))
-    await bench.stepping()
-    for index in range(6):
-        bench.loop.submit(request(str(index), max_tokens=1))
-    poll = asyncio.create_task(bench.loop.poll("g", 0, LONG_S))
-    bench.model.may_step.set()
-    assert len((await poll).updates) == 6
-
-
 async def test_an_abort_ends_a_request_in_the_middle(bench: Bench) -> None:
     bench.model.may_step.clear()
     bench.loop.submit(request(max_tokens=1_000))
@@ -222,9 +219,10 @@ async def test_a_gateway_whose_mailbox_was_forgotten_is_told_so_at_once() -> Non
     try:
         bench.loop.submit(request())
         frame = await bench.loop.poll("g", 0, LONG_S)
-        acknowledged = frame.last_number
+        acknowledged, silence_s = frame.last_number, 0.1
         while frame.last_number >= acknowledged:  # silent for longer and longer
-            await asyncio.to_thread(threading.Event().wait, 0.1)
+            await asyncio.to_thread(threading.Event().wait, silence_s)
+            silence_s *= 2
             frame = await bench.loop.poll("g", acknowledged, 0.0)
         assert frame.updates == ()
     finally:
@@ -332,6 +330,16 @@ async def test_reports_tell_what_happened_until_they_arrive(bench: Bench) -> Non
     await bench.loop.ask(lambda engine: None)
     await bench.loop.ask(lambda engine: None)
     assert bench.loop.take_report(metrics_due=False).metrics
+
+
+# ---- the prefix cache ----
+
+
+async def test_the_prefix_cache_is_reset_between_two_steps(bench: Bench) -> None:
+    bench.loop.submit(request(max_tokens=9))
+    await bench.collect("g")
+    assert await bench.loop.ask(lambda engine: engine.reset_prefix_cache()) == 2
+    assert await bench.loop.ask(lambda engine: engine.reset_prefix_cache()) == 0
 
 
 async def test_draining_is_reported(bench: Bench) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import Future
+
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.worker.admission import Bound
 from octavo.worker.engine import Engine
-from octavo.worker.messages import Request, SamplingParams
+from octavo.worker.messages import Branch, Request, SamplingParams
 from octavo.worker.metrics import metrics_text
 from octavo.worker.routing_hash import RoutingHasher
-from octavo.worker.sampling_row import SamplingRow
-from octavo.worker.scheduler import Scheduler, SchedulerLimits
+from octavo.worker.sampling_row import SamplingRow, StepResult
+from octavo.worker.scheduler import Scheduler, SchedulerCounters, SchedulerLimits
 from octavo.worker.step_plan import StepPlan
 
 
 class Model:
-    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int]:
-        return [0] * len(rows)
+    def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
+        step: Future[StepResult] = Future()
+        step.set_result(StepResult([0] * len(rows)))
+        return step
 
 
 def an_engine() -> Engine:
@@ -29,10 +35,10 @@ def submit(engine: Engine, name: str, num_tokens: int, max_tokens: int) -> None:
     engine.submit(Request(name, "g", "model", tuple(range(num_tokens)), (), params))
 
 
-def samples(engine: Engine) -> dict[str, float]:
+def samples(engine: Engine, num_refused: Mapping[Bound, int] | None = None) -> dict[str, float]:
     """Sample name, with the reason where it has one → value."""
     result = {}
-    for family in text_string_to_metric_families(metrics_text(engine, 'a "model"', "group 1")):
+    for family in text_string_to_metric_families(metrics_text(engine, 'a "model"', "group 1", num_refused or {})):
         for sample in family.samples:
             labels = dict(sample.labels)
             assert labels.pop("model_name") == 'a "model"'
@@ -56,6 +62,8 @@ def test_gauges_are_the_present() -> None:
     values = samples(engine)
     assert values["octavo_num_requests_running"] == 1
     assert values["octavo_num_requests_waiting"] == 1
+    assert values["octavo_num_requests_queued"] == 1
+    assert values["octavo_num_queued_prompt_tokens"] == 3
     assert values["octavo_kv_cache_usage_perc"] == 3 / 8
     while engine.step():
         pass
@@ -86,16 +94,54 @@ def test_counters_are_totals_since_the_start() -> None:
         for name, value in values.items()
         if name.startswith("octavo_engine_sequences_finished")
     }
-    assert finished == {"stop": 0, "length": 2, "abort": 1, "timeout": 0, "error": 1}
+    assert finished == {"stop": 0, "length": 2, "abort": 1, "timeout": 0, "error": 1, "overloaded": 0}
 
 
-def test_preemptions_and_what_they_cost_are_counted() -> None:
-    scheduler = Scheduler(SchedulerLimits(4, 4, 2, 64, 16), RoutingHasher(bytes(16), 4))
+def test_what_the_scheduler_counts_is_shown() -> None:
+    engine = an_engine()
+    engine.scheduler.counters = SchedulerCounters(
+        num_preemptions=1,
+        num_recomputed_tokens=2,
+        num_queried_prompt_tokens=3,
+        num_cached_prompt_tokens=4,
+        num_forks=5,
+        num_copied_blocks=6,
+        num_prefix_waits=7,
+    )
+    values = samples(engine)
+    names = ("num_preemptions", "recomputed_tokens", "prefix_cache_queries", "prefix_cache_hits")
+    names += ("forks", "copied_blocks", "prefix_waits")
+    assert [values[f"octavo_{name}_total"] for name in names] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_blocks_kept_for_growth_are_shown() -> None:
+    engine = an_engine()
+    for name in ("first", "second"):
+        submit(engine, name, 4, 12)
+        while engine.step():
+            pass
+    submit(engine, "third", 4, 12)
+    engine.step()
+    kept = engine.scheduler.num_head_room_blocks
+    assert kept > 0
+    assert samples(engine)["octavo_kv_cache_head_room_blocks"] == kept
+
+
+def test_requests_turned_away_are_counted_by_the_bound_that_they_met() -> None:
+    values = samples(an_engine(), {Bound.TOKENS: 3})
+    assert values["octavo_requests_refused_total/max_queued_tokens"] == 3
+    assert values["octavo_requests_refused_total/max_queued_requests"] == 0
+
+
+def test_branches_of_a_prompt_are_forks_that_copy_the_block_they_write_into() -> None:
+    scheduler = Scheduler(SchedulerLimits(16, 4, 4, 64, 32), RoutingHasher(bytes(16), 4))
     engine = Engine(scheduler, Model(), clock=lambda: 0.0, emit=lambda gateway, update: None)
-    submit(engine, "a", 7, 6)
-    engine.submit(Request("b", "g", "model", tuple(range(50, 57)), (), SamplingParams(max_tokens=6, seed=0)))
+    branches = tuple(Branch(index) for index in range(3))
+    params = SamplingParams(max_tokens=2, seed=0)
+    engine.submit(Request("r", "g", "model", tuple(range(6)), (), params, branches=branches))
     while engine.step():
         pass
     values = samples(engine)
-    assert values["octavo_num_preemptions_total"] == 1
-    assert values["octavo_recomputed_tokens_total"] == 8
+    assert values["octavo_forks_total"] == 2
+    assert values["octavo_copied_blocks_total"] >= 2
+    assert values["octavo_engine_computed_tokens_total"] == 6 + 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def leader(folder: Path, start_group: Any) -> Iterator[tuple[ModelRunner, Execut
         yield group
 
 
-def plan(tokens: list[int], computed: int = 0, *, table: list[int] | None = None, **more: Any) -> StepPlan:
+def plan(tokens: Sequence[int | None], computed: int = 0, *, table: list[int] | None = None, **more: Any) -> StepPlan:
     """One sequence in slot 2; the logits of its last token."""
     blocks = [] if table is None else table
     return StepPlan(
@@ -61,6 +61,10 @@ def run(runner: ModelRunner, step: StepPlan) -> torch.Tensor:
     logits = runner.execute(step)
     assert logits is not None
     return logits.clone()
+
+
+def sampled(executor: Executor, step: StepPlan, rows: list[SamplingRow]) -> list[int | None]:
+    return executor.launch(step, rows).result().token_ids
 
 
 def test_tables_stay_between_plans(leader: tuple[ModelRunner, Executor]) -> None:
@@ -111,15 +115,72 @@ def test_a_chunk_without_logits(leader: tuple[ModelRunner, Executor]) -> None:
     assert run(runner, step).shape == (0, SHAPE["vocab_size"])
 
 
+def test_steps_are_remembered_in_their_order_when_their_numbers_start_again(
+    leader: tuple[ModelRunner, Executor],
+) -> None:
+    runner, _ = leader
+    last = 2**31 - 1
+    for step in (last - 1, last, 0):
+        runner.remember(step, torch.tensor([step % 50]))
+    run(runner, plan([-1], table=[7], tokens_from_step=0))
+    with pytest.raises(KeyError):
+        runner.execute(plan([-1], table=[7], tokens_from_step=last - 1))
+
+
+def test_logits_that_several_rows_want_are_computed_once(
+    leader: tuple[ModelRunner, Executor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows keep their order, and memory of their own: what one bans is not banned for another."""
+    runner, _ = leader
+    step = plan(PROMPT, table=[7, 3, 5])
+    wanted = [8, 2, 8, 8, 0, 2]
+    each = [run(runner, dataclasses.replace(step, logit_indices=np.array([index], np.int32))) for index in wanted]
+    computed = []
+    project = runner.model.logits
+
+    def count(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor | None:
+        computed.append(len(x))
+        return project(x, residual)
+
+    monkeypatch.setattr(runner.model, "logits", count)
+    logits = runner.execute(dataclasses.replace(step, logit_indices=np.array(wanted, np.int32)))
+    assert logits is not None
+    assert torch.allclose(logits, torch.cat(each), atol=1e-5)
+    assert computed == [3]
+    with torch.inference_mode():
+        logits[0] = 0.0
+    assert torch.allclose(logits[2:3], each[2], atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_rows_of_one_token_reach_the_leader_from_every_rank(size: int, folder: Path, start_group: Any) -> None:
+    step = dataclasses.replace(plan(PROMPT, table=[7, 3, 5]), logit_indices=np.array([8, 8, 3], np.int32))
+    with start_group(folder, size) as (_, executor):
+        token_ids = sampled(executor, step, GREEDY * 3)
+        single = sampled(executor, plan(PROMPT, table=[7, 3, 5]), GREEDY)
+    assert token_ids[:2] == single * 2
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_sampled_tokens_reach_every_rank(size: int, folder: Path, start_group: Any) -> None:
-    """A follow-up that names the sampled token gives what one with the token itself gives."""
+    """A follow-up, launched before the token is known, gives what one with the token itself gives."""
     with start_group(folder, size) as (_, executor):
         executor.heartbeat()
-        first = executor.execute(plan(PROMPT, table=[7, 3, 5], step=1, share_sampled=True), GREEDY)
-        named = executor.execute(plan([-1], 9, tokens_from_step=1, step=2), GREEDY)
-        given = executor.execute(plan(first, 9, step=3), GREEDY)
-    assert named == given
+        first = executor.launch(plan(PROMPT, table=[7, 3, 5], step=1, share_sampled=True), GREEDY)
+        named = executor.launch(plan([-1], 9, tokens_from_step=1, step=2), GREEDY)
+        tokens = first.result().token_ids
+        given = sampled(executor, plan(tokens, 9, step=3), GREEDY)
+    assert named.result().token_ids == given
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_token_that_could_not_be_sampled_is_0_for_every_rank(size: int, folder: Path, start_group: Any) -> None:
+    unsampleable = dataclasses.replace(GREEDY[0], temperature=1.0, seed=-1)
+    with start_group(folder, size) as (_, executor):
+        first = executor.launch(plan(PROMPT, table=[7, 3, 5], step=1, share_sampled=True), [unsampleable])
+        named = executor.launch(plan([-1], 9, tokens_from_step=1, step=2), GREEDY)
+        assert first.result().token_ids == [None]
+        assert named.result().token_ids == sampled(executor, plan([0], 9, step=3), GREEDY)
 
 
 def test_a_model_that_cannot_be_divided_is_refused(folder: Path) -> None:
@@ -146,6 +207,6 @@ def test_a_plan_longer_than_the_first_message_arrives(folder: Path, start_group:
     blocks = list(range(FIRST_MESSAGE_LENGTH))
     limits = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 4 * len(blocks)}
     with start_group(folder) as (_, executor):
-        expected = executor.execute(plan(PROMPT, table=[7, 3, 5]), GREEDY)
+        expected = sampled(executor, plan(PROMPT, table=[7, 3, 5]), GREEDY)
     with start_group(folder, 2, limits=limits, num_blocks=len(blocks)) as (_, executor):
-        assert executor.execute(plan(PROMPT, table=blocks), GREEDY) == expected
+        assert sampled(executor, plan(PROMPT, table=blocks), GREEDY) == expected

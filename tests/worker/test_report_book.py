@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 
 from octavo.worker import report_book
 from octavo.worker.engine import Engine
 from octavo.worker.messages import (
+    BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     GroupReport,
@@ -17,23 +20,26 @@ from octavo.worker.messages import (
 )
 from octavo.worker.report_book import GroupIdentity, ReportBook
 from octavo.worker.routing_hash import RoutingHasher
-from octavo.worker.sampling_row import SamplingRow
+from octavo.worker.sampling_row import SamplingRow, StepResult
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 from octavo.worker.step_plan import StepPlan
 
 GENERATION = 17
+HASHER = RoutingHasher(bytes(16), 4)
 
 
 class Model:
-    def execute(self, plan: StepPlan, rows: list[SamplingRow]) -> list[int]:
-        return [row.position for row in rows]
+    def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
+        future: Future[StepResult] = Future()
+        future.set_result(StepResult([row.position for row in rows]))
+        return future
 
 
 class Bench:
     """An engine of 8 blocks of 4 tokens, and its book."""
 
     def __init__(self, num_blocks: int = 8) -> None:
-        scheduler = Scheduler(SchedulerLimits(num_blocks, 4, 4, 64, 32), RoutingHasher(bytes(16), 4))
+        scheduler = Scheduler(SchedulerLimits(num_blocks, 4, 4, 64, 32), HASHER)
         self.engine = Engine(scheduler, Model(), clock=lambda: 0.0, emit=lambda gateway, update: None)
         self.num_rendered = 0
         identity = GroupIdentity("model", "group", GENERATION, 4, num_blocks, 4)
@@ -69,6 +75,8 @@ def replay(messages: tuple[KVEvents, ...], known: set[int] | None = None) -> set
                 known |= set(event.hashes)
             elif isinstance(event, BlocksRemoved):
                 known -= set(event.hashes)
+            else:
+                known.clear()
     return known
 
 
@@ -128,6 +136,16 @@ def test_numbers_of_event_messages_have_no_gaps_and_tell_what_is_held() -> None:
     assert [message.sequence_number for message in messages] == list(range(len(messages)))
     assert {message.generation for message in messages} == {GENERATION}
     assert replay(messages) == bench.held()
+
+
+def test_a_cache_that_was_cleared_is_told_in_its_place() -> None:
+    bench = Bench()
+    bench.run("a", 0, num_tokens=9)
+    bench.engine.reset_prefix_cache()
+    bench.run("b", 100)
+    messages = bench.book.take().events
+    assert BlocksCleared() in [event for message in messages for event in message.events]
+    assert replay(messages) == bench.held() == {HASHER.hash_blocks(range(100, 104)).item()}
 
 
 def test_a_snapshot_takes_the_place_of_what_was_to_be_told() -> None:

@@ -2,44 +2,124 @@
 
 from __future__ import annotations
 
-import torch
+import dataclasses
+import math
 
-from octavo.kernels.backend import Kernels, select_kernels
-from octavo.worker.collectives import SingleProcess
-from octavo.worker.executor import Executor
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from octavo.kernels.backend import Kernels, reference_kernels, select_kernels
 from octavo.worker.sampler import sample_rows
-from octavo.worker.sampling_row import SamplingRow
-from octavo.worker.step_plan import PlanKind, StepPlan
+from octavo.worker.sampling_row import Candidate, SamplingRow
 
 KERNELS: Kernels = select_kernels(torch.device("cpu"))
 
 
-def row(seed: int = 0, temperature: float = 0.0, banned: tuple[int, ...] = ()) -> SamplingRow:
-    return SamplingRow(seed, 0, 0, temperature, 1.0, None, banned)
+def row(seed: int = 0, temperature: float = 0.0, banned: tuple[int, ...] = (), candidates: int = 0) -> SamplingRow:
+    return SamplingRow(seed, 0, 0, temperature, 1.0, None, banned, candidates)
 
 
 @torch.inference_mode()
-def made_in_inference_mode() -> torch.Tensor:
+def made_in_inference_mode() -> Tensor:
     return torch.tensor([[0.0, 3.0, 2.0, 1.0]] * 2)
 
 
+# ---- drawn tokens ----
+
+
 def test_banned_tokens_are_not_drawn_also_from_inference_tensors() -> None:
-    tokens = sample_rows(made_in_inference_mode(), [row(banned=(1, 99, -1)), row()], KERNELS)
+    tokens = sample_rows(made_in_inference_mode(), [row(banned=(1, 99, -1)), row()], KERNELS).token_ids
     assert tokens.tolist() == [2, 1]
-    tokens = sample_rows(made_in_inference_mode(), [row(temperature=1.0, banned=(0, 1, 2)), row()], KERNELS)
-    assert tokens.tolist() == [3, 1]
+    rows = [row(temperature=1.0, banned=(0, 1, 2)), row()]
+    assert sample_rows(made_in_inference_mode(), rows, KERNELS).token_ids.tolist() == [3, 1]
 
 
-class Logits:
-    """A runner that gives two rows of logits."""
-
-    def execute(self, plan: StepPlan) -> torch.Tensor:
-        return made_in_inference_mode()
-
-    def remember(self, step: int, token_ids: torch.Tensor) -> None: ...
+def test_a_step_of_greedy_rows_needs_no_kernel() -> None:
+    none = dataclasses.replace(reference_kernels(), sample=None)  # type: ignore[arg-type]
+    assert sample_rows(made_in_inference_mode(), [row(), row(banned=(1,))], none).token_ids.tolist() == [1, 2]
 
 
-def test_a_row_that_cannot_be_sampled_leaves_the_others_alone() -> None:
-    executor = Executor(Logits(), SingleProcess(), KERNELS)
-    bad = row(seed=-1, temperature=1.0)  # a seed is 64 bits, unsigned
-    assert executor.execute(StepPlan(PlanKind.STEP), [bad, row()]) == [None, 1]
+def test_branches_of_one_prompt_draw_each_for_itself() -> None:
+    logits = torch.zeros(1, 1_000).expand(128, -1).contiguous()
+    rows = [SamplingRow(7, branch, 0, 1.0, 1.0, None) for branch in range(128)]
+    together = sample_rows(logits, rows, KERNELS).token_ids.tolist()
+    assert len(set(together)) > 100
+    assert [int(sample_rows(logits[:1], [row], KERNELS).token_ids) for row in rows] == together
+
+
+# ---- candidates ----
+
+
+def expected_candidates(logits: list[float], count: int, banned: tuple[int, ...]) -> tuple[Candidate, ...]:
+    """Every token in order, from the definition."""
+    log_probs = torch.log_softmax(torch.tensor(logits), dim=-1).tolist()
+    allowed = [(token, value) for token, value in enumerate(log_probs) if token not in banned and value > -math.inf]
+    return tuple(sorted(allowed, key=lambda candidate: (-candidate[1], candidate[0]))[:count])
+
+
+logits_with_equals = st.lists(st.sampled_from([-math.inf, -40.0, -1.0, 0.0, 0.5, 2.0]), min_size=6, max_size=6).filter(
+    lambda logits: max(logits) > -math.inf
+)
+
+
+@given(
+    st.lists(
+        st.tuples(logits_with_equals, st.integers(0, 8), st.sets(st.integers(-1, 6), max_size=4)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_candidates_are_the_likeliest_tokens_that_are_not_banned(
+    wishes: list[tuple[list[float], int, set[int]]],
+) -> None:
+    """Best first, equals by their id; beside rows that draw, and rows that want more or fewer."""
+    wishes = [wish for wish in wishes if expected_candidates(wish[0], 1, tuple(wish[2]))]
+    if not wishes:
+        return
+    rows = [row(banned=tuple(banned), candidates=count) for _, count, banned in wishes]
+    got = sample_rows(torch.tensor([logits for logits, _, _ in wishes]), rows, KERNELS)
+    assert set(got.candidates) == {index for index, (_, count, _) in enumerate(wishes) if count}
+    for index, (logits, count, banned) in enumerate(wishes):
+        expected = expected_candidates(logits, max(count, 1), tuple(banned))
+        assert int(got.token_ids[index]) == expected[0][0]
+        if count:
+            assert [token for token, _ in got.candidates[index]] == [token for token, _ in expected]
+            assert [value for _, value in got.candidates[index]] == pytest.approx([value for _, value in expected])
+
+
+def test_log_probabilities_are_those_of_the_model_whatever_is_banned() -> None:
+    logits = made_in_inference_mode()
+    candidates = sample_rows(logits, [row(candidates=2, banned=(1,)), row()], KERNELS).candidates[0]
+    log_probs = torch.log_softmax(logits[1], dim=-1).tolist()
+    assert candidates == ((2, pytest.approx(log_probs[2])), (3, pytest.approx(log_probs[3])))
+
+
+def test_equals_beyond_the_last_wanted_are_left_out_by_their_id() -> None:
+    logits = torch.zeros(3, 50_000)
+    rows = [row(candidates=4), row(candidates=1), row(candidates=9, banned=(2,))]
+    got = sample_rows(logits, rows, KERNELS).candidates
+    assert [[token for token, _ in got[index]] for index in range(3)] == [
+        [0, 1, 2, 3],
+        [0],
+        [0, 1, 3, 4, 5, 6, 7, 8, 9],
+    ]
+
+
+def test_rows_that_draw_are_not_moved_by_rows_that_want_candidates() -> None:
+    logits = torch.randn(6, 500, generator=torch.Generator().manual_seed(0))
+    drawn = [SamplingRow(seed, 0, 0, 1.0, 0.9, 50) for seed in range(6)]
+    alone = sample_rows(logits.clone(), drawn, KERNELS).token_ids
+    mixed = [row(candidates=3) if index in (1, 4) else wish for index, wish in enumerate(drawn)]
+    got = sample_rows(logits.clone(), mixed, KERNELS)
+    for index in (0, 2, 3, 5):
+        assert got.token_ids[index] == alone[index]
+    assert all(got.candidates[index][0][0] == logits[index].argmax() for index in (1, 4))
+
+
+@pytest.mark.parametrize("logits", [[math.nan] * 4, [-math.inf, 0.0, -math.inf, -math.inf]])
+def test_a_row_without_a_token_to_choose_is_an_error(logits: list[float]) -> None:
+    with pytest.raises(ValueError, match="no token is left"):
+        sample_rows(torch.tensor([logits]), [row(candidates=2, banned=(1,))], KERNELS)

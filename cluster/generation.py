@@ -1,0 +1,177 @@
+"""ClusterGeneration: one request with its branches, over as many worker groups as it takes.
+
+A request that loses its worker group goes on at another one: prompt and output so far are submitted again, nothing
+that was delivered changes, and the tokens that follow are those that the first group would have given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ..worker.errors import Overloaded, Unavailable
+from ..worker.messages import Branch, FinishReason, Request, RouteDecision, SequenceUpdate
+from .api.metrics import GatewayMetrics
+from .api.service import Route, TokenDelta
+from .group_client import GroupClient, GroupLost, TokenStream
+
+MOST_ATTEMPTS = 3
+"""A request that so many groups died of is not given to another."""
+
+ROUTE_PATIENCE_S = 30.0
+"""How long a request whose group died waits for another one, and a new one for the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request is now."""
+
+    decision: RouteDecision
+    client: GroupClient
+    stream: TokenStream
+
+
+class Placer(Protocol):
+    """Who finds a group for a request."""
+
+    metrics: GatewayMetrics
+
+    async def submit(
+        self, request: Request, session_id: str | None, dead: tuple[int, ...], patience_s: float
+    ) -> Placement:
+        """Raises Unavailable or Overloaded."""
+        ...
+
+
+@dataclass(slots=True)
+class ClusterGeneration:
+    """One request under way, over as many groups as it takes."""
+
+    service: Placer
+    request: Request
+    session_id: str | None
+    deadline_s: float | None
+    """On the event loop's clock."""
+    outputs: dict[int, list[int]] = field(init=False)
+    """The output so far of each branch that has not ended."""
+    dead: tuple[int, ...] = ()
+    placement: Placement | None = None
+    cached_told: bool = False
+
+    def __post_init__(self) -> None:
+        self.outputs = {branch.index: [] for branch in self.request.branches}
+
+    @property
+    def route(self) -> Route:
+        decision = self._placed().decision
+        return Route(decision.group or "", decision.expected_cached_tokens, decision.reason)
+
+    async def place(self) -> None:
+        """Submit what there is to a group. Raises Unavailable or Overloaded."""
+        remaining_s = self._remaining_s()
+        limits_s = [limit for limit in (remaining_s, self.request.queue_timeout_s) if limit is not None]
+        patience_s = min([ROUTE_PATIENCE_S, *limits_s])
+        self.request = replace(self.request, timeout_s=remaining_s)
+        self.placement = await self.service.submit(self.request, self.session_id, self.dead, patience_s)
+
+    async def tokens(self) -> AsyncIterator[TokenDelta]:
+        """New tokens of all branches until each has ended."""
+        while self.outputs:
+            try:
+                async for delta in self._from_group():
+                    yield delta
+            except GroupLost as loss:
+                if (failure := await self._move(loss)) is not None:
+                    for branch in list(self.outputs):
+                        yield replace(failure, branch=branch)
+                    return
+
+    async def _from_group(self) -> AsyncIterator[TokenDelta]:
+        async for update in self._placed().stream.updates():
+            if update.branch in self.outputs:  # else it was ended here, or before a beam search began again
+                yield self._take(update)
+            if not self.outputs:
+                return
+
+    def _take(self, update: SequenceUpdate) -> TokenDelta:
+        self.outputs[update.branch].extend(update.token_ids)
+        if update.finish_reason is not None:
+            del self.outputs[update.branch]
+            if not self.outputs:
+                self._placed().client.forget(self.request.request_id)
+        return TokenDelta(
+            update.token_ids,
+            update.finish_reason,
+            self._cached_once(update),
+            update.error,
+            update.branch,
+            update.retry_after_s,
+            update.param,
+            update.code,
+        )
+
+    def _cached_once(self, update: SequenceUpdate) -> int | None:
+        """Told with the first delta; those of another branch or a later group would count a prompt twice."""
+        if self.cached_told:
+            return None
+        self.cached_told = update.num_cached_tokens is not None
+        return update.num_cached_tokens
+
+    async def _move(self, loss: GroupLost) -> TokenDelta | None:
+        """Go on at another group; how the branches end when that fails."""
+        if loss.is_dead:
+            self.dead = (*self.dead, self._placed().client.generation)
+        if self.request.attempt >= MOST_ATTEMPTS:
+            message = f"{MOST_ATTEMPTS} worker groups were lost while they worked on this request"
+            return TokenDelta((), FinishReason.ERROR, error=message)
+        self.service.metrics.failovers.inc()
+        self.request = self._continuation()
+        try:
+            await self.place()
+        except Unavailable as error:
+            return TokenDelta((), FinishReason.ERROR, error=str(error))
+        except Overloaded as error:
+            return TokenDelta((), FinishReason.OVERLOADED, error=str(error), retry_after_s=error.retry_after_s)
+        return None
+
+    def _continuation(self) -> Request:
+        """The request for the next group: the branches that have not ended, each from where it stopped.
+
+        A beam search has given nothing before its end, and begins again with all of its outputs. Once there is output
+        the request has had its turn in a queue, and no limit of it ends what the client has begun to read.
+        """
+        request = replace(self.request, attempt=self.request.attempt + 1)
+        if request.sampling.beam_width is not None:
+            return request
+        branches = tuple(Branch(index, tuple(output)) for index, output in self.outputs.items())
+        begun = len(branches) < len(request.branches) or any(self.outputs.values())
+        return replace(request, branches=branches, queue_timeout_s=None if begun else request.queue_timeout_s)
+
+    def _remaining_s(self) -> float | None:
+        """What is left of the request's time."""
+        if self.deadline_s is None:
+            return None
+        return max(0.0, self.deadline_s - asyncio.get_running_loop().time())
+
+    def _placed(self) -> Placement:
+        if self.placement is None:
+            raise RuntimeError("the request has not been placed")
+        return self.placement
+
+    def end(self, branch: int) -> None:
+        """Stop one branch; with the last one the request. Harmless when it is over."""
+        if branch not in self.outputs:
+            return
+        del self.outputs[branch]
+        if self.outputs:
+            self._placed().client.abort_branch(self.request.request_id, branch)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Free what the request holds; harmless when it is over."""
+        self.outputs.clear()
+        if self.placement is not None:
+            self.placement.client.abort(self.request.request_id)

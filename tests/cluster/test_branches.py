@@ -1,0 +1,442 @@
+"""Requests of several branches on their way through the data plane, against leaders that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray.exceptions import RayActorError
+
+from octavo.cluster import data_plane, generation
+from octavo.cluster.api.metrics import GatewayMetrics
+from octavo.cluster.api.service import GenerationRequest, TokenDelta
+from octavo.cluster.data_plane import ClusterService
+from octavo.cluster.router_client import RouterAway
+from octavo.worker.errors import Overloaded, Unavailable
+from octavo.worker.messages import (
+    Branch,
+    FinishReason,
+    GroupEntry,
+    Request,
+    RouteDecision,
+    RouteQuery,
+    SamplingParams,
+    SequenceUpdate,
+    TokenFrame,
+)
+from octavo.worker.routing_hash import RoutingHasher
+from octavo.worker.wire import pack, unpack
+
+HASHER = RoutingHasher(b"a key of the tests", 16)
+PROMPT = tuple(range(100, 150))
+
+
+class Remote:
+    """A method as an actor's handle has it."""
+
+    def __init__(self, method: Callable[..., Awaitable[Any]]) -> None:
+        self._method = method
+
+    def remote(self, *args: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._method(*args))
+
+
+class ScriptedLeader:
+    """Keeps what it is asked and gives what the test says; ``refusal`` is the answer to each submit."""
+
+    def __init__(self) -> None:
+        self.refusal: tuple[str, float] | None = None
+        self.requests: list[Request] = []
+        self.aborts: list[tuple[str, int | None]] = []
+        self.num_forgotten: int | None = 5
+        self.submitted = asyncio.Event()
+        self._updates: dict[str, list[SequenceUpdate]] = defaultdict(list)
+        self._news = asyncio.Condition()
+        self._is_dead = False
+        self.submit, self.abort, self.poll = Remote(self._submit), Remote(self._abort), Remote(self._poll)
+        self.reset_prefix_cache = Remote(self._reset)
+
+    async def give(
+        self, branch: int, position: int, tokens: tuple[int, ...], reason: FinishReason | None = None, **fields: Any
+    ) -> None:
+        """An update of the request that came last."""
+        await self.give_all(SequenceUpdate(self.requests[-1].request_id, branch, position, tokens, reason, **fields))
+
+    async def give_all(self, *updates: SequenceUpdate) -> None:
+        async with self._news:
+            self._updates[self.requests[-1].gateway_id] += updates
+            self._news.notify_all()
+
+    async def die(self) -> None:
+        async with self._news:
+            self._is_dead = True
+            self._news.notify_all()
+
+    async def _submit(self, packed: bytes) -> tuple[str, float] | None:
+        if self._is_dead:
+            raise RayActorError
+        if self.refusal is None:
+            self.requests.append(unpack(packed, Request))
+            self.submitted.set()
+        return self.refusal
+
+    async def _abort(self, request_ids: tuple[str, ...], branch: int | None = None) -> None:
+        self.aborts += [(request_id, branch) for request_id in request_ids]
+
+    async def _poll(self, mailbox: str, acknowledged: int, timeout_s: float) -> bytes:
+        async with self._news:
+            updates = self._updates[mailbox]
+            await self._news.wait_for(lambda: self._is_dead or len(updates) > acknowledged or timeout_s == 0.0)
+            if self._is_dead:
+                raise RayActorError
+            return pack(TokenFrame(1, len(updates), tuple(updates[acknowledged:])))
+
+    async def _reset(self) -> int:
+        if self.num_forgotten is None:
+            raise RayActorError
+        return self.num_forgotten
+
+
+class ScriptedRouter:
+    """Gives the first group, by name, that is not excluded."""
+
+    def __init__(self, leaders: dict[str, ScriptedLeader]) -> None:
+        self.leaders = leaders
+        self.queries: list[RouteQuery] = []
+        self.is_away = False
+
+    async def registry(self) -> list[tuple[GroupEntry, ScriptedLeader]]:
+        entries = enumerate(self.leaders.items(), start=1)
+        return [(GroupEntry("m", name, number, number, False), leader) for number, (name, leader) in entries]
+
+    async def route(self, query: RouteQuery) -> RouteDecision:
+        if self.is_away:
+            raise RouterAway
+        self.queries.append(query)
+        for number, name in enumerate(self.leaders, start=1):
+            if number not in query.excluded_generations:
+                return RouteDecision(query.request_id, name, number, 0, "cold")
+        return RouteDecision(query.request_id, None, 0, 0, "no_group", 1.0)
+
+    def cancel(self, request_id: str) -> None: ...
+
+
+class Cluster:
+    def __init__(self) -> None:
+        self.a, self.b = ScriptedLeader(), ScriptedLeader()
+        self.router = ScriptedRouter({"a": self.a, "b": self.b})
+        self.metrics = GatewayMetrics("m", "g")
+        router: Any = self.router
+        self.service = ClusterService("g", router, HASHER, self.metrics)
+
+
+@pytest.fixture
+async def cluster() -> Cluster:
+    cluster = Cluster()
+    await cluster.service.refresh()
+    return cluster
+
+
+def request(num_branches: int = 1, beam_width: int | None = None, **fields: Any) -> GenerationRequest:
+    sampling = SamplingParams(20, seed=7, beam_width=beam_width)
+    return GenerationRequest("r", "m", PROMPT, sampling, num_branches=num_branches, **fields)
+
+
+async def take(deltas: AsyncIterator[TokenDelta], count: int) -> list[TokenDelta]:
+    async with asyncio.timeout(10):
+        return [await anext(deltas) for _ in range(count)]
+
+
+async def rest(deltas: AsyncIterator[TokenDelta]) -> list[TokenDelta]:
+    async with asyncio.timeout(10):
+        return [delta async for delta in deltas]
+
+
+def is_idle(cluster: Cluster) -> bool:
+    clients = cluster.service._clients.values()
+    return all(client.is_idle and client.outstanding_tokens == 0 for client in clients)
+
+
+# ---- one request, several branches ----
+
+
+async def test_all_branches_travel_in_one_request(cluster: Cluster) -> None:
+    under_way = await cluster.service.start(request(3))
+    assert cluster.a.requests[0].branches == (Branch(0), Branch(1), Branch(2))
+    assert cluster.a.requests[0].sampling.seed == 7
+    assert len(cluster.a.requests[0].routing_hashes) == 3
+    await cluster.a.give(1, 0, (5,), num_cached_tokens=32)
+    await cluster.a.give(0, 0, (6, 7), FinishReason.STOP, num_cached_tokens=32)
+    await cluster.a.give(2, 0, (), FinishReason.LENGTH, num_cached_tokens=32)
+    await cluster.a.give(1, 1, (8,), FinishReason.LENGTH)
+    assert await rest(under_way.tokens()) == [
+        TokenDelta((5,), None, 32, branch=1),
+        TokenDelta((6, 7), FinishReason.STOP, branch=0),
+        TokenDelta((), FinishReason.LENGTH, branch=2),
+        TokenDelta((8,), FinishReason.LENGTH, branch=1),
+    ]
+    assert cluster.a.aborts == []
+    assert is_idle(cluster)
+
+
+async def test_case_bug_078_a_branch_is_ended_alone(cluster: Cluster) -> None:
+    """What was on its way of it is dropped; with the last branch the request is over."""
+    under_way = await cluster.service.start(request(2))
+    deltas = under_way.tokens()
+    await cluster.a.give(0, 0, (5,))
+    await take(deltas, 1)
+    under_way.end(0)
+    under_way.end(0)
+    await cluster.a.give(0, 1, (6,))
+    await cluster.a.give(1, 0, (7,))
+    await cluster.a.give(0, 2, (), FinishReason.ABORT)
+    assert await take(deltas, 1) == [TokenDelta((7,), branch=1)]
+    assert cluster.a.aborts == [("r", 0)]
+    under_way.end(1)
+    assert await rest(deltas) == []
+    await asyncio.sleep(0)
+    assert cluster.a.aborts == [("r", 0), ("r", None)]
+    assert is_idle(cluster)
+
+
+async def test_case_bug_078_aborting_ends_every_branch_once(cluster: Cluster) -> None:
+    under_way = await cluster.service.start(request(4))
+    deltas = under_way.tokens()
+    await cluster.a.give(2, 0, (5,), FinishReason.STOP)
+    await take(deltas, 1)
+    under_way.abort()
+    under_way.abort()
+    under_way.end(1)
+    await asyncio.sleep(0)
+    assert cluster.a.aborts == [("r", None)]
+    assert is_idle(cluster)
+
+
+# ---- fail-over ----
+
+
+async def test_case_bug_091_only_the_branches_that_have_not_ended_go_on(cluster: Cluster) -> None:
+    under_way = await cluster.service.start(request(4, queue_timeout_s=9.0))
+    deltas = under_way.tokens()
+    await cluster.a.give(0, 0, (1, 2))
+    await cluster.a.give(1, 0, (3,), FinishReason.STOP)
+    await cluster.a.give(2, 0, (4,))
+    await take(deltas, 3)
+    under_way.end(2)
+    await cluster.a.die()
+    going_on = asyncio.ensure_future(rest(deltas))
+    await cluster.b.submitted.wait()
+    (again,) = cluster.b.requests
+    assert again.branches == (Branch(0, (1, 2)), Branch(3))
+    assert (again.attempt, again.queue_timeout_s) == (2, None)
+    await cluster.b.give(0, 0, (1, 2, 5), FinishReason.STOP, num_cached_tokens=48)
+    await cluster.b.give(3, 0, (6,), FinishReason.LENGTH)
+    first, second = await going_on
+    assert (first.branch, first.token_ids, first.finish_reason) == (0, (5,), FinishReason.STOP)
+    assert (second.branch, second.token_ids, second.finish_reason) == (3, (6,), FinishReason.LENGTH)
+    assert cluster.metrics.failovers._value.get() == 1
+    assert is_idle(cluster)
+
+
+async def test_a_request_without_output_keeps_its_queue_timeout(cluster: Cluster) -> None:
+    under_way = await cluster.service.start(request(2, queue_timeout_s=9.0))
+    going_on = asyncio.ensure_future(rest(under_way.tokens()))
+    await cluster.a.die()
+    await cluster.b.submitted.wait()
+    assert cluster.b.requests[0].queue_timeout_s == 9.0
+    going_on.cancel()
+
+
+async def test_a_beam_search_begins_again_from_the_prompt(cluster: Cluster) -> None:
+    under_way = await cluster.service.start(request(2, beam_width=4, queue_timeout_s=9.0))
+    going_on = asyncio.ensure_future(rest(under_way.tokens()))
+    await cluster.a.die()
+    await cluster.b.submitted.wait()
+    (again,) = cluster.b.requests
+    assert again.branches == (Branch(0), Branch(1))
+    assert again.queue_timeout_s == 9.0
+    await cluster.b.give(0, 0, (1, 2), FinishReason.STOP)
+    await cluster.b.give(1, 0, (3,), FinishReason.LENGTH)
+    assert [(delta.branch, delta.token_ids) for delta in await going_on] == [(0, (1, 2)), (1, (3,))]
+
+
+async def test_when_nobody_can_go_on_every_branch_ends_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "ROUTE_PATIENCE_S", 0.0)
+    under_way = await cluster.service.start(request(3))
+    deltas = under_way.tokens()
+    await cluster.a.give(1, 0, (3,), FinishReason.STOP)
+    await take(deltas, 1)
+    await cluster.b.die()
+    await cluster.a.die()
+    ends = await rest(deltas)
+    assert [(delta.branch, delta.finish_reason) for delta in ends] == [
+        (0, FinishReason.ERROR),
+        (2, FinishReason.ERROR),
+    ]
+    assert is_idle(cluster)
+
+
+streams = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=1, max_size=4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(streams, st.data())
+def test_branches_over_two_groups_are_what_one_group_gives(outputs: list[list[int]], data: st.DataObject) -> None:
+    """Any part of any branch comes from the first group, the rest from the second; nothing twice, nothing missing."""
+    sent = [data.draw(st.integers(0, len(output)), label="sent before the loss") for output in outputs]
+
+    async def run() -> dict[int, list[int]]:
+        cluster = Cluster()
+        under_way = await cluster.service.start(request(len(outputs)))
+        deltas = under_way.tokens()
+        got: dict[int, list[int]] = defaultdict(list)
+        ended: set[int] = set()
+        await cluster.a.give_all(*[_part(branch, 0, outputs[branch][:num]) for branch, num in enumerate(sent) if num])
+
+        async def read() -> None:
+            async for delta in deltas:
+                assert delta.branch not in ended
+                got[delta.branch] += delta.token_ids
+                ended.update({delta.branch} if delta.finish_reason else ())
+
+        reading = asyncio.ensure_future(read())
+        while sum(map(len, got.values())) < sum(sent):
+            await asyncio.sleep(0)
+        await cluster.a.die()
+        await cluster.b.submitted.wait()
+        starts = {branch.index: len(branch.output_token_ids) for branch in cluster.b.requests[0].branches}
+        assert starts == dict(enumerate(sent))
+        rest_of = [(branch, start, outputs[branch][start:]) for branch, start in starts.items()]
+        await cluster.b.give_all(*[_part(*part, FinishReason.LENGTH) for part in rest_of])
+        await asyncio.wait_for(reading, 10)
+        assert ended == set(range(len(outputs)))
+        return got
+
+    got = asyncio.run(run())
+    assert [got[branch] for branch in range(len(outputs))] == outputs
+
+
+def _part(branch: int, position: int, tokens: list[int], reason: FinishReason | None = None) -> SequenceUpdate:
+    return SequenceUpdate("r", branch, position, tuple(tokens), reason)
+
+
+# ---- full queues ----
+
+
+async def test_a_full_group_is_passed_over_and_is_not_dead(cluster: Cluster) -> None:
+    cluster.a.refusal = ("the queue holds 10 requests", 4.0)
+    under_way = await cluster.service.start(request(2))
+    assert under_way.route.group == "b"
+    assert [query.excluded_generations for query in cluster.router.queries] == [(), (1,)]
+    cluster.a.refusal = None
+    assert (await cluster.service.start(request())).route.group == "a"
+
+
+@pytest.mark.parametrize("beam_width", [None, 4])
+async def test_when_all_are_full_the_request_is_refused_at_once(cluster: Cluster, beam_width: int | None) -> None:
+    cluster.a.refusal = ("10 requests wait", 4.0)
+    cluster.b.refusal = ("20 requests wait", 2.5)
+    with pytest.raises(Overloaded, match="20 requests wait") as caught:
+        async with asyncio.timeout(5):
+            await cluster.service.start(request(2, beam_width))
+    assert caught.value.retry_after_s == 2.5
+    assert len(cluster.router.queries) == 3
+    assert is_idle(cluster)
+
+
+async def test_full_and_lost_groups_together_are_an_overload(cluster: Cluster) -> None:
+    cluster.a.refusal = ("10 requests wait", 4.0)
+    await cluster.b.die()
+    with pytest.raises(Overloaded, match="10 requests wait"):
+        await cluster.service.start(request())
+
+
+async def test_a_request_under_way_waits_for_room(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_plane, "RETRY_PAUSE_S", 0.001)
+    under_way = await cluster.service.start(request())
+    deltas = under_way.tokens()
+    await cluster.a.give(0, 0, (1,))
+    await take(deltas, 1)
+    cluster.b.refusal = ("full", 2.0)
+    going_on = asyncio.ensure_future(rest(deltas))
+    await cluster.a.die()
+    while len(cluster.router.queries) < 6:
+        await asyncio.sleep(0.001)
+    assert not going_on.done()
+    cluster.b.refusal = None
+    await cluster.b.submitted.wait()
+    await cluster.b.give(0, 1, (2,), FinishReason.LENGTH)
+    assert [delta.token_ids for delta in await going_on] == [(2,)]
+
+
+async def test_a_queue_that_stays_full_ends_it_as_an_overload(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way = await cluster.service.start(request(2))
+    monkeypatch.setattr(generation, "ROUTE_PATIENCE_S", 0.0)
+    cluster.b.refusal = ("full", 2.0)
+    await cluster.a.die()
+    ends = await rest(under_way.tokens())
+    assert [(end.finish_reason, end.error, end.retry_after_s) for end in ends] == [
+        (FinishReason.OVERLOADED, "full", 2.0)
+    ] * 2
+
+
+async def test_what_a_leader_says_of_its_queue_arrives(cluster: Cluster) -> None:
+    under_way = await cluster.service.start(request(queue_timeout_s=2.0))
+    assert cluster.a.requests[0].queue_timeout_s == 2.0
+    await cluster.a.give(0, 0, (), FinishReason.OVERLOADED, error="waited", retry_after_s=3.0)
+    (end,) = await rest(under_way.tokens())
+    assert (end.finish_reason, end.error, end.retry_after_s) == (FinishReason.OVERLOADED, "waited", 3.0)
+
+
+async def test_no_request_waits_for_a_group_longer_than_its_queue_timeout(cluster: Cluster) -> None:
+    await cluster.a.die()
+    await cluster.b.die()
+    with pytest.raises(Unavailable):
+        async with asyncio.timeout(5):
+            await cluster.service.start(request(queue_timeout_s=0.05))
+
+
+# ---- what the router and the fallback are told ----
+
+
+@pytest.mark.parametrize(("num_branches", "beam_width", "expected"), [(1, None, 1), (3, None, 3), (2, 5, 5)])
+async def test_every_sequence_counts(
+    cluster: Cluster, num_branches: int, beam_width: int | None, expected: int
+) -> None:
+    await cluster.service.start(request(num_branches, beam_width))
+    assert cluster.router.queries[0].num_branches == expected
+    assert cluster.service._clients[1].outstanding_tokens == len(PROMPT) + 20 * expected
+
+
+async def test_without_the_router_a_wide_request_weighs_more(cluster: Cluster) -> None:
+    cluster.router.is_away = True
+    groups = []
+    for number, num_branches in enumerate([8, 1, 1]):
+        wide = GenerationRequest(f"r{number}", "m", PROMPT, SamplingParams(20, seed=7), num_branches=num_branches)
+        groups.append((await cluster.service.start(wide)).route.group)
+    assert groups == ["a", "b", "b"]
+
+
+async def test_a_request_that_does_without_the_cache_names_no_blocks(cluster: Cluster) -> None:
+    await cluster.service.start(request(use_prefix_cache=False))
+    assert cluster.router.queries[0].routing_hashes == ()
+    assert cluster.a.requests[0].routing_hashes == ()
+    assert cluster.a.requests[0].use_prefix_cache is False
+
+
+# ---- resetting the caches ----
+
+
+async def test_every_group_forgets_and_says_how_much(cluster: Cluster) -> None:
+    cluster.b.num_forgotten = None
+    assert await cluster.service.reset_prefix_cache() == {"a": 5, "b": None}
+    cluster.a.num_forgotten = None
+    with pytest.raises(Unavailable):
+        await cluster.service.reset_prefix_cache()

@@ -1,0 +1,118 @@
+"""What is judged before any process is started: the context that a set pool holds, and this machine's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from octavo.cluster.config import ServeConfig
+from octavo.cluster.preflight import check_memory, check_model, fit_context
+from octavo.worker.errors import ConfigurationError
+
+CONTEXT = 4096
+BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 64 * 4
+"""Layers × (K, V) × KV heads × block size × head_dim × float32."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    LlamaConfig(
+        hidden_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(path)
+    return path
+
+
+def config(**values: Any) -> ServeConfig:
+    return ServeConfig.parse({"device": "cpu", **values})
+
+
+def fitted(folder: Path, **values: Any) -> tuple[int | None, list[str]]:
+    notes: list[str] = []
+    return fit_context(config(**values), folder, notes.append).max_model_len, notes
+
+
+def test_a_context_that_was_not_set_is_lowered_to_what_a_set_number_of_blocks_holds(folder: Path) -> None:
+    length, notes = fitted(folder, num_gpu_blocks_override=100)
+    assert length == 1600
+    assert notes == [
+        "--max-model-len: 1,600 tokens, all that the KV pool as set can hold; the model's context is 4,096"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "length"),
+    [
+        ({"device": "cpu"}, 16 * (2**20 // BYTES_PER_BLOCK)),
+        ({"device": "cpu", "dtype": "bfloat16"}, 16 * (2**20 // BYTES_PER_BLOCK)),
+        ({"device": "cpu", "tensor_parallel_size": 2}, 32 * (2**20 // BYTES_PER_BLOCK)),
+        ({"device": "cuda", "dtype": "bfloat16"}, 32 * (2**20 // BYTES_PER_BLOCK)),
+    ],
+)
+def test_or_to_what_set_bytes_hold_of_the_ranks_share_in_its_type(
+    folder: Path, values: dict[str, Any], length: int
+) -> None:
+    assert fitted(folder, kv_cache_memory_bytes="1MiB", **values)[0] == length
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"num_gpu_blocks_override": CONTEXT // 16},
+        {"kv_cache_memory_bytes": "4MiB", "device": "auto", "address": "joined:6379"},
+    ],
+)
+def test_else_the_context_is_the_models(folder: Path, values: dict[str, Any]) -> None:
+    """Nothing set, enough set, or the device not known yet."""
+    assert fitted(folder, **values) == (None, [])
+
+
+def test_a_context_that_was_set_is_never_changed(folder: Path) -> None:
+    assert fitted(folder, kv_cache_memory_bytes="1MiB", max_model_len=CONTEXT) == (CONTEXT, [])
+
+
+def test_settings_that_do_not_fit_the_lowered_context_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--max-output-tokens: must be less than .*1600.*, got 2000"):
+        fitted(folder, num_gpu_blocks_override=100, max_output_tokens=2000)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_model_len": CONTEXT + 1}, r"--max-model-len: the model's context is 4096 tokens, got 4097"),
+        ({"max_output_tokens": CONTEXT}, r"--max-output-tokens: must be less than .*4096.*, got 4096"),
+    ],
+)
+def test_what_contradicts_the_models_own_context_is_refused(
+    folder: Path, values: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.worker.model.check.check_model_folder", lambda folder: None)
+    with pytest.raises(ConfigurationError, match=message):
+        check_model(config(model=str(folder), **values), folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"replicas": 1000}, r"--replicas: 1000 worker groups need about .* GiB are available; at most \d+"),
+        (
+            {"kv_cache_memory_bytes": "100TiB"},
+            r"--kv-cache-memory-bytes is \d+, which takes 409600.00 GiB for the KV of 4 workers, .*; at most \d+$",
+        ),
+        ({"num_gpu_blocks_override": 1 << 40}, r"--num-gpu-blocks-override is \d+, .* 4 workers, .*; at most \d+$"),
+    ],
+)
+def test_more_than_this_machine_has_is_refused_for_all_ranks_together(
+    folder: Path, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check_memory(config(**({"replicas": 2, "tensor_parallel_size": 2} | values)), folder)

@@ -1,0 +1,263 @@
+"""The executor: steps run in their order in a thread of its own, and what fails there reaches who launched it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.kernels.backend import reference_kernels
+from octavo.worker.collectives import SingleProcess
+from octavo.worker.executor import Executor
+from octavo.worker.sampling_row import SamplingRow
+from octavo.worker.step_plan import Int32Array, PlanKind, StepPlan, unpack_plan
+from octavo.worker.step_thread import EarlierFailure, StepThread
+
+LONG_S = 60.0
+LOGITS = torch.tensor([[0.0, 3.0, 2.0, 1.0]])
+
+GREEDY = SamplingRow(seed=0, branch=0, position=0, temperature=0.0, top_p=1.0, top_k=None)
+UNSAMPLEABLE = SamplingRow(seed=-1, branch=0, position=0, temperature=1.0, top_p=1.0, top_k=None)
+"""A seed is 64 bits, unsigned."""
+BEAM = SamplingRow(seed=0, branch=0, position=0, temperature=0.0, top_p=1.0, top_k=None, num_candidates=2)
+
+
+class Runner:
+    """Gives the same logits for each row; notes the steps. A test can hold it up, or let a step fail."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.threads: set[int] = set()
+        self.remembered: dict[int, list[int]] = {}
+        self.may_run = threading.Event()
+        self.may_run.set()
+        self.failing: dict[int, Exception] = {}
+
+    def execute(self, plan: StepPlan) -> Tensor:
+        assert self.may_run.wait(LONG_S)
+        self.threads.add(threading.get_ident())
+        self.steps.append(plan.step)
+        if plan.step in self.failing:
+            raise self.failing[plan.step]
+        return LOGITS.repeat(plan.logit_indices.size, 1)
+
+    def remember(self, step: int, token_ids: Tensor) -> None:
+        self.remembered[step] = token_ids.tolist()
+
+
+class Ranks(SingleProcess):
+    """Two ranks, of which the other hears everything; a test can let it be gone."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.shared: list[list[int]] = []
+        self.failure: Exception | None = None
+
+    def broadcast_plan(self, buffer: Int32Array | None) -> Int32Array:
+        assert buffer is not None
+        if self.failure:
+            raise self.failure
+        plan = unpack_plan(buffer)
+        self.heard.append(f"step {plan.step}" if plan.kind is PlanKind.STEP else plan.kind.name.lower())
+        return buffer
+
+    def share_sampled(self, token_ids: Tensor | None, count: int, device: torch.device) -> Tensor:
+        assert token_ids is not None
+        assert token_ids.shape == (count,)
+        self.shared.append(token_ids.tolist())
+        return token_ids.to(device)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.runner = Runner()
+        self.ranks = Ranks()
+        self.executor = Executor(self.runner, self.ranks, reference_kernels())
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.runner.may_run.set()
+    bench.executor.shut_down()
+
+
+def plan(step: int, num_rows: int = 1, *, share: bool = False) -> StepPlan:
+    return StepPlan(PlanKind.STEP, step=step, logit_indices=np.arange(num_rows, dtype=np.int32), share_sampled=share)
+
+
+def step_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "steps"]
+
+
+# ---- order ----
+
+
+def test_launch_returns_before_the_step_has_run(bench: Bench) -> None:
+    bench.runner.may_run.clear()
+    first, second = bench.executor.launch(plan(1), [GREEDY]), bench.executor.launch(plan(2), [GREEDY])
+    assert not first.done()
+    bench.runner.may_run.set()
+    assert (first.result(LONG_S).token_ids, second.result(LONG_S).token_ids) == ([1], [1])
+    assert bench.runner.steps == [1, 2]
+
+
+def test_everything_happens_in_one_thread_which_is_not_the_callers(bench: Bench) -> None:
+    for step in (1, 2):
+        bench.executor.launch(plan(step), [GREEDY]).result(LONG_S)
+    assert len(bench.runner.threads) == 1
+    assert threading.get_ident() not in bench.runner.threads
+
+
+def test_the_ranks_hear_beats_and_the_end_in_order_with_the_steps(bench: Bench) -> None:
+    bench.executor.launch(plan(1), [GREEDY])
+    bench.executor.heartbeat()
+    bench.executor.launch(plan(2), [GREEDY])
+    bench.executor.shut_down()
+    assert bench.ranks.heard == ["step 1", "heartbeat", "step 2", "shutdown"]
+
+
+def test_a_step_that_was_launched_cannot_be_called_off(bench: Bench) -> None:
+    bench.runner.may_run.clear()
+    first, second = bench.executor.launch(plan(1), [GREEDY]), bench.executor.launch(plan(2), [GREEDY])
+    assert not second.cancel()
+    bench.runner.may_run.set()
+    assert first.result(LONG_S).token_ids == second.result(LONG_S).token_ids == [1]
+
+
+def test_a_third_step_under_way_is_refused(bench: Bench) -> None:
+    bench.runner.may_run.clear()
+    under_way = [bench.executor.launch(plan(step), [GREEDY]) for step in (1, 2)]
+    with pytest.raises(RuntimeError, match="step 3 was launched while 2 others were under way"):
+        bench.executor.launch(plan(3), [GREEDY])
+    bench.runner.may_run.set()
+    under_way[0].result(LONG_S)
+    assert bench.executor.launch(plan(3), [GREEDY]).result(LONG_S).token_ids == [1]
+
+
+# ---- what a step gives ----
+
+
+def test_a_step_without_rows_gives_nothing_and_shares_nothing(bench: Bench) -> None:
+    result = bench.executor.launch(plan(1, 0, share=True), []).result(LONG_S)
+    assert (result.token_ids, dict(result.candidates)) == ([], {})
+    assert bench.ranks.shared == []
+
+
+def test_drawn_rows_and_candidates_side_by_side(bench: Bench) -> None:
+    result = bench.executor.launch(plan(1, 3), [GREEDY, BEAM, GREEDY]).result(LONG_S)
+    assert result.token_ids == [1, 1, 1]
+    assert [token for token, _ in result.candidates[1]] == [1, 2]
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_row_that_cannot_be_sampled_leaves_the_others_alone(bench: Bench, share: bool) -> None:
+    rows = [GREEDY, UNSAMPLEABLE, BEAM]
+    result = bench.executor.launch(plan(1, 3, share=share), rows).result(LONG_S)
+    assert result.token_ids == [1, None, 1]
+    assert [token for token, _ in result.candidates[2]] == [1, 2]
+    assert bench.executor.launch(plan(2), [GREEDY]).result(LONG_S).token_ids == [1]
+
+
+def test_the_other_ranks_and_the_next_plan_get_tokens_whatever_happens(bench: Bench) -> None:
+    """A token that could not be drawn is 0 there."""
+    bench.executor.launch(plan(1, 3, share=True), [GREEDY, UNSAMPLEABLE, BEAM]).result(LONG_S)
+    assert bench.ranks.shared == [[1, 0, 1]]
+    assert bench.runner.remembered == {1: [1, 0, 1]}
+
+
+def test_nothing_is_shared_that_no_plan_names(bench: Bench) -> None:
+    bench.executor.launch(plan(1), [GREEDY]).result(LONG_S)
+    assert bench.ranks.shared == []
+    assert bench.runner.remembered == {}
+
+
+def test_a_leader_alone_remembers_its_tokens_too() -> None:
+    runner = Runner()
+    executor = Executor(runner, SingleProcess(), reference_kernels())
+    executor.launch(plan(1, 2, share=True), [GREEDY, UNSAMPLEABLE]).result(LONG_S)
+    executor.shut_down()
+    assert runner.remembered == {1: [1, 0]}
+
+
+# ---- failure ----
+
+
+def test_what_a_step_raises_comes_out_of_its_future_and_later_steps_fail_too(bench: Bench) -> None:
+    bench.runner.failing[1] = failure = ValueError("out of memory")
+    first, second = bench.executor.launch(plan(1), [GREEDY]), bench.executor.launch(plan(2), [GREEDY])
+    assert first.exception(LONG_S) is failure
+    late = second.exception(LONG_S)
+    assert isinstance(late, EarlierFailure)
+    assert late.__cause__ is failure
+    with pytest.raises(EarlierFailure, match="a step before it failed: out of memory"):
+        bench.executor.heartbeat()
+    assert bench.runner.steps == [1]
+
+
+def test_ranks_in_the_middle_of_a_failed_step_are_not_spoken_to(bench: Bench) -> None:
+    bench.runner.failing[1] = ValueError("out of memory")
+    bench.executor.launch(plan(1), [GREEDY]).exception(LONG_S)
+    bench.executor.shut_down()
+    assert bench.ranks.heard == ["step 1"]
+
+
+def test_a_rank_that_is_gone_is_noticed_by_the_heartbeat() -> None:
+    bench = Bench()
+    bench.ranks.failure = RuntimeError("connection closed by peer")
+    with pytest.raises(RuntimeError, match="connection closed by peer"):
+        bench.executor.heartbeat()
+    bench.executor.shut_down()
+
+
+# ---- the end ----
+
+
+def test_no_thread_is_left_after_the_end_however_it_comes() -> None:
+    before = step_threads()
+    for fails in (False, True):
+        bench = Bench()
+        if fails:
+            bench.runner.failing[1] = ValueError("out of memory")
+        bench.executor.launch(plan(1), [GREEDY]).exception(LONG_S)
+        bench.executor.shut_down()
+        bench.executor.shut_down()
+        assert step_threads() == before
+        with pytest.raises(RuntimeError, match="the executor was shut down"):
+            bench.executor.launch(plan(2), [GREEDY])
+
+
+def test_the_thread_ends_also_when_the_ranks_cannot_be_told() -> None:
+    before = step_threads()
+    bench = Bench()
+    bench.ranks.failure = RuntimeError("connection closed by peer")
+    with pytest.raises(RuntimeError, match="connection closed by peer"):
+        bench.executor.shut_down()
+    assert step_threads() == before
+
+
+def test_an_executor_that_nobody_has_any_more_leaves_no_thread() -> None:
+    before = set(step_threads())
+    bench = Bench()
+    bench.executor.launch(plan(1), [GREEDY]).result(LONG_S)
+    (thread,) = set(step_threads()) - before
+    del bench
+    gc.collect()
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+
+
+def test_calls_submitted_before_the_close_are_carried_out() -> None:
+    thread, done = StepThread("steps"), []
+    for number in range(100):
+        thread.submit(lambda number=number: done.append(number))  # type: ignore[misc]
+    thread.close()
+    assert done == list(range(100))
