@@ -25,9 +25,8 @@ import torch
 from transformers import AutoModelForCausalLM, StoppingCriteria
 
 from octavo.worker.checkpoint import resolve_model
-from octavo.worker.engine import Engine
 from octavo.worker.messages import Request, SamplingParams, SequenceUpdate
-from octavo.worker.rank import LoadedRank, executor_of, load_alone, scheduler_of
+from octavo.worker.rank import LoadedRank, engine_of, executor_of, load_alone
 from octavo.worker.spec import WorkerSpec
 
 RATIOS_WANTED = {1: 1.5, 16: 3.0}
@@ -128,7 +127,7 @@ def run_engine(spec: WorkerSpec, loaded: LoadedRank, prompts: torch.Tensor, outp
     def emit(gateway: str, update: SequenceUpdate) -> None:
         first_token_s.setdefault(update.request_id, time.perf_counter())
 
-    engine = Engine(scheduler_of(spec, loaded), executor_of(loaded), clock=time.perf_counter, emit=emit)
+    engine = engine_of(spec, loaded, executor_of(loaded), emit, time.perf_counter)
     started = time.perf_counter()
     for index, prompt in enumerate(prompts.tolist()):
         sampling = SamplingParams(output_tokens, seed=0, temperature=0.0)
