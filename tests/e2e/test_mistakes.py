@@ -100,6 +100,8 @@ def test_a_port_that_is_taken() -> None:
 
 def test_too_little_memory_is_said_by_the_worker_that_finds_it(model_dir: Path) -> None:
     """Only a worker knows its memory: the error comes back through Ray in one line, and nothing is left."""
-    code, line = serve("--kv-cache-memory-bytes", "16MiB", "--replicas", "1", "--port", "0")
+    code, line = serve(
+        *("--kv-cache-memory-bytes", "16MiB", "--max-model-len", "8192", "--replicas", "1", "--port", "0")
+    )
     assert code == 2
     assert all(word in line for word in ("--kv-cache-memory-bytes", "8192", "blocks")), line

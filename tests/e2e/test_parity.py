@@ -98,7 +98,7 @@ def test_sixteen_at_once_then_again_from_the_cache(reference, single, model_dir)
     assert_equal(reference, harness.run(reference.prompts, at_once=16))
     assert_equal(reference, harness.run(reference.prompts, at_once=16))
     lengths = [len(prompt) for prompt in reference.prompts]
-    expected = {str(index): (length - 1) // 16 * 16 for index, length in enumerate(lengths)}
+    expected = {str(index): min(length // 16 * 16, length - 1) for index, length in enumerate(lengths)}
     assert harness.outputs.num_cached_tokens == expected
 
 

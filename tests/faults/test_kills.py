@@ -1,16 +1,20 @@
-"""Real kills: a worker process dies, idle and in the middle of streams; a rank of two dies; the server is stopped."""
+"""Real kills: a worker process dies, idle, in the middle of streams and of beam searches; a rank of two dies; the
+server is stopped."""
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 from openai import OpenAI
+from serve_client import Choices, wait_until_idle
 from serve_process import ServeProcess, wait_until
 
 STREAM = {"messages": [{"role": "user", "content": "Count from one upwards."}], "temperature": 0, "max_tokens": 160}
@@ -103,6 +107,77 @@ def stream_while(client: OpenAI, server: ServeProcess, disturb: Any) -> list[Any
     for thread in threads:
         thread.join(120)
     return texts
+
+
+BRANCHES = {"n": 3, "temperature": 1.0, "seed": 5, "max_tokens": 60, "extra_body": {"ignore_eos": True}}
+BEAMS = {"n": 2, "max_tokens": 60, "extra_body": {"beam_width": 4, "ignore_eos": True}}
+
+
+def test_branches_and_beam_searches_go_on_elsewhere(client: OpenAI, server: ServeProcess) -> None:
+    """Two streams of three drawn choices, two beam searches. A worker is killed under them, until a group was hit that
+    had both; what comes out is what came before, byte for byte."""
+    undisturbed = [stream_choices(client, server, fields)[1] for fields in (BRANCHES, BEAMS)]
+    moved: set[str] = set()
+    for _ in range(4):
+        wait_for_groups(server, 2)
+        before = group_names(server)
+        streams, searches = disturbed(client, server)
+        assert [choices.texts for _, choices in streams] == [undisturbed[0].texts] * 2
+        assert [choices.texts for _, choices in searches] == [undisturbed[1].texts] * 2
+        assert {choices.reasons for _, choices in streams + searches} == {("length",) * 3, ("length",) * 2}
+        wait_for_groups(server, 2)
+        (lost,) = before - group_names(server)
+        moved |= {"branches" for group, _ in streams if group == lost}
+        moved |= {"beams" for group, _ in searches if group == lost}
+        if moved == {"branches", "beams"}:
+            wait_until_idle(server)
+            return
+    raise AssertionError(f"four kills, and only {moved} had to move: this test has shown nothing")
+
+
+Answers = list[tuple[str, Choices]]
+
+
+def disturbed(client: OpenAI, server: ServeProcess) -> tuple[Answers, Answers]:
+    """A worker is killed when the streams have begun; the searches, which run since before, tell nothing until they
+    end."""
+    begun = threading.Barrier(3, timeout=60)
+
+    def stream() -> tuple[str, Choices]:
+        is_waiting = True
+
+        def on_text(texts: dict[int, str]) -> None:
+            nonlocal is_waiting
+            if is_waiting and len(texts) == 3 and min(map(len, texts.values())) > 20:
+                is_waiting = False
+                begun.wait()
+
+        return stream_choices(client, server, BRANCHES, on_text)
+
+    with ThreadPoolExecutor(4) as threads:
+        searches = [threads.submit(stream_choices, client, server, BEAMS) for _ in range(2)]
+        streams = [threads.submit(stream) for _ in range(2)]
+        begun.wait()
+        server.workers()[0].kill()
+        return [future.result(120) for future in streams], [future.result(120) for future in searches]
+
+
+def stream_choices(
+    client: OpenAI,
+    server: ServeProcess,
+    fields: dict[str, Any],
+    on_text: Callable[[dict[int, str]], None] | None = None,
+) -> tuple[str, Choices]:
+    """The group that the stream began at, and its choices."""
+    with client.completions.with_streaming_response.create(
+        model=server.model, prompt="The lighthouse keeper", stream=True, **fields
+    ) as response:
+        return response.headers["x-octavo-group"], Choices.of_stream(response.parse(), on_text)
+
+
+def group_names(server: ServeProcess) -> set[str]:
+    text = httpx.get(f"{server.url}/metrics", timeout=10).text
+    return set(re.findall(r'octavo_num_requests_running\{group="([^"]+)"', text))
 
 
 def failovers(server: ServeProcess) -> float:
