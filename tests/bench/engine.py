@@ -17,14 +17,13 @@ import json
 import platform
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import platformdirs
 import torch
+from in_process import add_model_arguments, find_model, make_spec
 from transformers import AutoModelForCausalLM, StoppingCriteria
 
-from octavo.worker.checkpoint import resolve_model
 from octavo.worker.messages import Request, SamplingParams, SequenceUpdate
 from octavo.worker.rank import LoadedRank, engine_of, executor_of, load_alone
 from octavo.worker.spec import WorkerSpec
@@ -34,9 +33,8 @@ RATIOS_WANTED = {1: 1.5, 16: 3.0}
 
 def main() -> None:
     args = parse_args()
-    torch.set_num_threads(args.threads)
-    model_dir = args.model or resolve_model(None, cache_dir=platformdirs.user_cache_path("octavo"), report=print).path
-    spec = make_spec(model_dir, args)
+    model_dir = find_model(args)
+    spec = make_bench_spec(model_dir, args)
     loaded = load_alone(model_dir, spec)
     theirs = load_transformers(model_dir, args.dtype)
     figures = {}
@@ -69,39 +67,23 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path)
+    add_model_arguments(parser)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     return parser.parse_args()
 
 
-def make_spec(model_dir: Path, args: argparse.Namespace) -> WorkerSpec:
-    return WorkerSpec(
-        model=str(model_dir),
-        served_model_name="bench",
-        group="bench",
-        generation=1,
-        tensor_parallel_size=1,
-        device="cpu",
-        dtype=args.dtype,
-        block_size=16,
+def make_bench_spec(model_dir: Path, args: argparse.Namespace) -> WorkerSpec:
+    spec = make_spec(
+        model_dir,
+        args.dtype,
         max_num_seqs=max(RATIOS_WANTED),
         max_num_batched_tokens=2048,
         max_model_len=args.prompt_tokens + args.output_tokens,
-        enable_prefix_caching=False,
-        kv_cache_memory_bytes=None,
-        gpu_memory_utilization=0.9,
-        num_gpu_blocks_override=None,
-        num_ranks_on_machine=1,
-        routing_key=b"benchmark's key!",
-        cache_dir=platformdirs.user_cache_path("octavo"),
-        router_name="none",
-        ray_namespace="none",
-        startup_timeout_s=600.0,
+        num_blocks=None,
     )
+    return replace(spec, enable_prefix_caching=False)
 
 
 def make_prompts(count: int, length: int, vocab_size: int) -> torch.Tensor:

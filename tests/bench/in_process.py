@@ -41,8 +41,15 @@ def find_model(args: argparse.Namespace) -> Path:
 
 
 def make_spec(
-    model_dir: Path, dtype: str, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, num_blocks: int
+    model_dir: Path,
+    dtype: str,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    num_blocks: int | None,
 ) -> WorkerSpec:
+    """``num_blocks`` None: what the machine's memory leaves."""
     return WorkerSpec(
         model=str(model_dir),
         served_model_name="bench",
