@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .kv_cache import KVCache, KVPool
+from .quantized import Weight
 
 
 class PagedAttention(Protocol):
@@ -18,8 +20,7 @@ class PagedAttention(Protocol):
     def __call__(
         self,
         query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
+        cache: KVCache,
         block_tables: Tensor,
         seq_lens: Tensor,
         query_start_loc: Tensor,
@@ -27,6 +28,8 @@ class PagedAttention(Protocol):
         scale: float,
         max_query_len: int,
         max_seq_len: int,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
         out: Tensor | None = None,
     ) -> Tensor: ...
 
@@ -42,7 +45,7 @@ class RmsNorm(Protocol):
 class PrepareLinear(Protocol):
     """See ``reference.prepare_linear``."""
 
-    def __call__(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]: ...
+    def __call__(self, weight: Weight, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,9 @@ class Kernels:
 
     name: str
     """``triton``, ``cpu`` or ``reference``."""
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    write_kv: Callable[[Tensor, Tensor, KVCache, Tensor], None]
     paged_attention: PagedAttention
-    copy_blocks: Callable[[Tensor, Tensor], None]
+    copy_blocks: Callable[[KVPool, Tensor], None]
     rms_norm: RmsNorm
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from numba import carray, prange
 from torch import Tensor
 
+from . import reference
 from .cpu_numba import Kernel, claim_threads, compile_kernel, fast_exp, helper, pointer
+from .kv_cache import KVCache
 from .reference import gather_sequence
 
 SHORT_QUERY = 8
@@ -137,8 +139,7 @@ def _build_short(head_dim: int, group: int, parallel: bool) -> Kernel:
 
 def paged_attention(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     block_tables: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
@@ -146,10 +147,27 @@ def paged_attention(
     scale: float,
     max_query_len: int,
     max_seq_len: int,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """See ``reference.paged_attention``. Blocks are read in place in float32 only; query may be a slice of rows."""
     out = torch.empty(query.shape, dtype=query.dtype) if out is None else out
+    if cache.is_quantized or sliding_window is not None or soft_cap is not None:
+        return reference.paged_attention(
+            query,
+            cache,
+            block_tables,
+            seq_lens,
+            query_start_loc,
+            scale=scale,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            out=out,
+        )
+    key_cache, value_cache = cache.key, cache.value
     in_place = query.dtype == key_cache.dtype == torch.float32
     if in_place:
         _attend_short(query, key_cache, value_cache, block_tables, seq_lens, query_start_loc, scale, out)
@@ -158,8 +176,8 @@ def paged_attention(
     starts = query_start_loc.tolist()
     for index, (seq_len, start, end) in enumerate(zip(seq_lens.tolist(), starts[:-1], starts[1:], strict=True)):
         if end - start > (SHORT_QUERY if in_place else 0):
-            keys = gather_sequence(key_cache, block_tables[index], seq_len)
-            values = gather_sequence(value_cache, block_tables[index], seq_len)
+            keys = gather_sequence(key_cache, None, block_tables[index], seq_len)
+            values = gather_sequence(value_cache, None, block_tables[index], seq_len)
             out[start:end] = _attend_long(query[start:end], keys, values, scale)
     return out
 

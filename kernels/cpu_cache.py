@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import reference
 from .cpu_numba import PARALLEL_ELEMENTS, Kernel, claim_threads, compile_kernel, helper, pointer
+from .kv_cache import KVCache, KVPool
 
 _f32 = np.float32
 
@@ -61,10 +62,10 @@ def _build_write_kv(parallel: bool) -> Kernel:
 _WRITE_KV = {parallel: _build_write_kv(parallel) for parallel in (False, True)}
 
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
     """See ``reference.write_kv``."""
-    if key.dtype != torch.float32 or key_cache.dtype != torch.float32:
-        reference.write_kv(key, value, key_cache, value_cache, slot_mapping)
+    if key.dtype != torch.float32 or cache.key.dtype != torch.float32:
+        reference.write_kv(key, value, cache, slot_mapping)
         return
     rows, heads, size = key.shape
     threads = 1 if key.numel() < PARALLEL_ELEMENTS else claim_threads()
@@ -73,19 +74,20 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         key.stride(0),
         value.data_ptr(),
         value.stride(0),
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
+        cache.key.data_ptr(),
+        cache.value.data_ptr(),
         slot_mapping.data_ptr(),
         slot_mapping.element_size() // 4,
         rows,
         heads,
-        key_cache.shape[2],
+        cache.key.shape[2],
         size,
         threads,
     )
 
 
-def copy_blocks(kv_cache: Tensor, copies: Tensor) -> None:
+def copy_blocks(pool: KVPool, copies: Tensor) -> None:
     """See ``reference.copy_blocks``. A few large copies: plain slices are memcpy, whatever the dtype."""
     for source, destination in copies.tolist():
-        kv_cache[:, :, destination] = kv_cache[:, :, source]
+        for tensor in pool.tensors():
+            tensor[:, :, destination] = tensor[:, :, source]

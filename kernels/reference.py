@@ -1,8 +1,7 @@
 """Every kernel in plain torch, on any device: what the fast twins are compared with.
 
 Written to be read, not to be fast. Words: T tokens, S sequences, R rows of logits, V vocabulary, D head_dim. A
-*slot* is one token's place in the cache, ``block * block_size + offset``. One layer's cache is
-``[num_blocks, num_kv_heads, block_size, D]``, so the tile of one block and one head is contiguous.
+*slot* is one token's place in the cache, ``block * block_size + offset``.
 """
 
 from __future__ import annotations
@@ -13,23 +12,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .kv_cache import KVCache, KVPool, quantize_tokens
 from .noise import gumbel_noise
+from .quantized import Fp8Weight, Int8Weight, Weight, dequantize
+
+_QUANTIZED_INPUT = {Int8Weight: torch.int8, Fp8Weight: torch.float8_e4m3fn}
 
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Writes the K and V of T tokens, ``[T, num_kv_heads, D]``, to their slots; slot -1 marks a padding row."""
+def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+    """Writes the K and V of T tokens, ``[T, num_kv_heads, D]``, to their slots, quantised if the cache is.
+
+    Slot -1 marks a padding row.
+    """
     rows = (slot_mapping >= 0).nonzero().flatten()
     slots = slot_mapping[rows].long()
-    block_size = key_cache.shape[2]
+    block_size = cache.key.shape[2]
     block, offset = slots // block_size, slots % block_size
-    key_cache[block, :, offset] = key[rows].to(key_cache.dtype)
-    value_cache[block, :, offset] = value[rows].to(value_cache.dtype)
+    for x, target, scales in ((key, cache.key, cache.key_scale), (value, cache.value, cache.value_scale)):
+        if scales is None:
+            target[block, :, offset] = x[rows].to(target.dtype)
+        else:
+            target[block, :, offset], scales[block, :, offset] = quantize_tokens(x[rows], target.dtype)
 
 
 def paged_attention(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     block_tables: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
@@ -37,6 +45,8 @@ def paged_attention(
     scale: float,
     max_query_len: int,
     max_seq_len: int,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch against paged K and V.
@@ -45,46 +55,63 @@ def paged_attention(
     ``query_start_loc[s + 1]``, the last of them at position ``seq_lens[s] - 1``. ``block_tables`` int32
     ``[S, max_blocks]``, ``seq_lens`` int32 ``[S]``, ``query_start_loc`` int32 ``[S + 1]``. Query head h reads KV head
     ``h // (num_query_heads // num_kv_heads)``. Slots past a sequence's length are never read: they may hold NaN.
-    Rows that belong to no sequence (padding) are left as they are in ``out``; a new tensor's are unspecified.
-    ``max_query_len`` and ``max_seq_len`` are upper bounds, for kernels that size their launch by them.
+    A query sees the ``sliding_window`` keys up to its own position, all of them without one; ``soft_cap`` c makes a
+    scaled score s c × tanh(s / c) (Gemma 2). Rows that belong to no sequence (padding) are left as they are in ``out``;
+    a new tensor's are unspecified. ``max_query_len`` and ``max_seq_len`` are upper bounds, for kernels that size their
+    launch by them.
     """
     out = torch.zeros_like(query) if out is None else out
     starts = query_start_loc.tolist()
     for index, (seq_len, start, end) in enumerate(zip(seq_lens.tolist(), starts[:-1], starts[1:], strict=True)):
         if end > start:
-            keys = gather_sequence(key_cache, block_tables[index], seq_len)
-            values = gather_sequence(value_cache, block_tables[index], seq_len)
-            out[start:end] = causal_attention(query[start:end], keys, values, scale)
+            keys = gather_sequence(cache.key, cache.key_scale, block_tables[index], seq_len).to(query.dtype)
+            values = gather_sequence(cache.value, cache.value_scale, block_tables[index], seq_len).to(query.dtype)
+            out[start:end] = causal_attention(query[start:end], keys, values, scale, sliding_window, soft_cap)
     return out
 
 
-def gather_sequence(cache: Tensor, block_table: Tensor, seq_len: int) -> Tensor:
-    """A sequence's K or V in order, ``[num_kv_heads, seq_len, D]``."""
+def gather_sequence(cache: Tensor, scales: Tensor | None, block_table: Tensor, seq_len: int) -> Tensor:
+    """A sequence's K or V in order, ``[num_kv_heads, seq_len, D]``; of a quantised cache as float32."""
     _, num_kv_heads, block_size, head_dim = cache.shape
-    num_blocks = -(-seq_len // block_size)
-    tiles = cache.index_select(0, block_table[:num_blocks])
-    return tiles.transpose(0, 1).reshape(num_kv_heads, num_blocks * block_size, head_dim)[:, :seq_len]
+    blocks = block_table[: -(-seq_len // block_size)]
+    tiles = cache.index_select(0, blocks)
+    if scales is not None:
+        tiles = tiles.float() * scales.index_select(0, blocks)[..., None]
+    return tiles.transpose(0, 1).reshape(num_kv_heads, blocks.numel() * block_size, head_dim)[:, :seq_len]
 
 
-def causal_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def causal_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
     """One sequence's last n tokens: query ``[n, num_query_heads, D]``, K and V ``[num_kv_heads, len, D]``."""
     num_queries, num_keys = query.shape[0], keys.shape[1]
-    position = torch.arange(num_keys - num_queries, num_keys, device=query.device)
-    mask = torch.arange(num_keys, device=query.device) <= position[:, None]
-    attended = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True
-    )
-    return attended[0].transpose(0, 1)
+    keys, values = (x.repeat_interleave(query.shape[1] // x.shape[0], dim=0).float() for x in (keys, values))
+    scores = torch.einsum("qhd,hkd->hqk", query.float(), keys) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    position = torch.arange(num_keys - num_queries, num_keys, device=query.device)[:, None]
+    key_position = torch.arange(num_keys, device=query.device)
+    visible = key_position <= position
+    if sliding_window is not None:
+        visible &= key_position > position - sliding_window
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    return torch.einsum("hqk,hkd->qhd", weights, values).to(query.dtype)
 
 
-def copy_blocks(kv_cache: Tensor, copies: Tensor) -> None:
-    """Copies blocks in all layers, K and V: ``kv_cache[num_layers, 2, num_blocks, …]``, copies ``[C, 2]``.
+def copy_blocks(pool: KVPool, copies: Tensor) -> None:
+    """Copies blocks in all layers, K and V and scales; copies int32 ``[C, 2]``.
 
     A copy is (source, destination). In one call a block may be first a source and then a destination, not the other
     way round, and a destination once.
     """
-    source, destination = copies[:, 0].long().to(kv_cache.device), copies[:, 1].long().to(kv_cache.device)
-    kv_cache[:, :, destination] = kv_cache[:, :, source]
+    source, destination = copies[:, 0].long().to(pool.data.device), copies[:, 1].long().to(pool.data.device)
+    for tensor in pool.tensors():
+        tensor[:, :, destination] = tensor[:, :, source]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -116,14 +143,21 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate.float()).to(up.dtype) * up
 
 
-def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def prepare_linear(weight: Weight, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """A function that maps ``[T, in]`` to ``[T, out]`` by ``weight[out, in]``, for many calls.
 
-    The product is taken in the weight's dtype and given in the input's.
+    The product is given in the input's dtype. With a plain weight it is taken in the weight's; with int8 and fp8 the
+    input is quantised too, each token by its largest value, and what is left of the sum's error is its rounding.
     """
+    plain = dequantize(weight)
+    dtype_of_input = _QUANTIZED_INPUT.get(type(weight))
 
     def product(x: Tensor) -> Tensor:
-        return F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
+        if dtype_of_input is None:
+            return F.linear(x.to(plain.dtype), plain, bias).to(x.dtype)
+        values, scales = quantize_tokens(x, dtype_of_input)
+        rows = F.linear(values.float() * scales[:, None], plain)
+        return (rows if bias is None else rows + bias).to(x.dtype)
 
     return product
 

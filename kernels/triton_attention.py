@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kv_cache import KVCache
+
 
 @triton.jit
 def find_sequence(starts, num_seqs, program, BLOCK_Q: tl.constexpr):
@@ -178,8 +180,7 @@ def choose_launch(group: int, max_query_len: int, element_bytes: int) -> Launch:
 
 def paged_attention(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     block_tables: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
@@ -187,9 +188,12 @@ def paged_attention(
     scale: float,
     max_query_len: int,
     max_seq_len: int,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """See ``reference.paged_attention``. A token's heads must lie side by side in ``query`` and ``out``."""
+    key_cache, value_cache = cache.key, cache.value
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
     num_tokens, num_query_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[1]

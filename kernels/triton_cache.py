@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kv_cache import KVCache, KVPool
+
 COPY_CHUNK = 2048
 """Elements of a block that one program copies."""
 
@@ -57,7 +59,7 @@ def copy_blocks_kernel(cache, copies, num_copies, plane_stride, block_elements, 
         tl.store(plane + target * block_elements + element, content, mask=inside)
 
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
     """See ``reference.write_kv``. A token's heads must lie side by side in ``key`` and ``value``."""
     num_tokens, num_heads, head_dim = key.shape
     if num_tokens == 0:
@@ -65,14 +67,14 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     write_kv_kernel[(num_tokens,)](
         key,
         value,
-        key_cache,
-        value_cache,
+        cache.key,
+        cache.value,
         slot_mapping,
         key.stride(0),
         value.stride(0),
-        key_cache.stride(0),
-        key_cache.stride(1),
-        key_cache.shape[2],
+        cache.key.stride(0),
+        cache.key.stride(1),
+        cache.key.shape[2],
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         HEADS_PADDED=triton.next_power_of_2(num_heads),
@@ -80,8 +82,9 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     )
 
 
-def copy_blocks(kv_cache: Tensor, copies: Tensor) -> None:
+def copy_blocks(pool: KVPool, copies: Tensor) -> None:
     """See ``reference.copy_blocks``."""
+    kv_cache = pool.data
     num_layers = kv_cache.shape[0]
     block_elements = kv_cache[0, 0, 0].numel()
     if copies.shape[0] == 0:

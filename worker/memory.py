@@ -88,7 +88,8 @@ def allocate_pool(runner: ModelRunner, num_blocks: int) -> None:
     try:
         runner.allocate_kv(num_blocks)
         if device.type == "cpu":
-            runner.kv_cache.zero_()
+            for tensor in runner.kv_pool.tensors():
+                tensor.zero_()
     except RuntimeError as error:  # torch's allocators, on CPUs and GPUs
         wanted = gib(num_blocks * runner.kv_bytes_per_block)
         raise ConfigurationError(

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.backend import Kernels
+from ..kernels.kv_cache import KVPool, bytes_per_block
 from .collectives import Collectives
 from .model.check import unused_tensors
 from .model.config import ModelConfig
 from .model.layers import Placement
-from .model.llama import Batch, KVCache, Llama
+from .model.llama import Batch, Llama
 from .model.partition import partition
 from .model.weights import Progress, load_weights
 from .step_plan import Int32Array, PlanKind, StepPlan, unpack_plan
@@ -56,13 +57,15 @@ class ModelRunner:
         placement: Placement,
         kernels: Kernels,
         num_kv_heads: int,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.limits = limits
         self.placement = placement
         self._kernels = kernels
-        self._kv_shape = (config.num_layers, 2, num_kv_heads, limits.block_size, config.head_dim)
+        self._num_kv_heads = num_kv_heads
+        self._kv_dtype = placement.dtype if kv_dtype is None else kv_dtype
         self._tables = np.zeros((limits.max_num_seqs, limits.max_blocks), np.int32)
         self._sampled: dict[int, Tensor] = {}
 
@@ -82,9 +85,10 @@ class ModelRunner:
         max_num_batched_tokens: int,
         max_model_len: int,
         kernels: Kernels,
+        kv_dtype: torch.dtype | None = None,
         progress: Progress = lambda done, total: None,
     ) -> ModelRunner:
-        """This rank's share of the model in ``model_dir``.
+        """This rank's share of the model in ``model_dir``; ``kv_dtype`` None: K and V as activations are.
 
         Raises ConfigurationError for a model that is not known, cannot be divided over ``size`` ranks, or whose files
         do not fit its config.json.
@@ -97,22 +101,33 @@ class ModelRunner:
         model = Llama(config, shares, placement, collectives, kernels, max_model_len)
         load_weights(model.layers(), model_dir, kernels, may_be_unused=unused_tensors(config), progress=progress)
         limits = Limits(block_size, max_num_seqs, max_num_batched_tokens, max_model_len)
-        return cls(model, config, limits, placement, kernels, len(shares[rank].kv_heads))
+        return cls(model, config, limits, placement, kernels, len(shares[rank].kv_heads), kv_dtype)
 
     @property
     def kv_bytes_per_block(self) -> int:
         """K and V of one block in all layers, this rank's heads."""
-        return int(np.prod(self._kv_shape)) * self.placement.dtype.itemsize
+        config, limits = self.config, self.limits
+        return bytes_per_block(
+            config.num_layers, self._num_kv_heads, limits.block_size, config.head_dim, self._kv_dtype
+        )
 
     def allocate_kv(self, num_blocks: int) -> None:
-        """The KV cache: ``[layers, 2, num_blocks, kv_heads, block_size, head_dim]``; replaces the one before."""
-        layers, two, heads, block_size, head_dim = self._kv_shape
-        self.kv_cache = self.placement.empty(layers, two, num_blocks, heads, block_size, head_dim)
-        self._kv_layers: list[KVCache] = [(layer[0], layer[1]) for layer in self.kv_cache]
+        """The KV pool; replaces the one before."""
+        config, device = self.config, self.placement.device
+        self.kv_pool = KVPool.allocate(
+            config.num_layers,
+            num_blocks,
+            self._num_kv_heads,
+            self.limits.block_size,
+            config.head_dim,
+            self._kv_dtype,
+            device,
+        )
+        self._kv_layers = list(self.kv_pool.layers())
 
     def release_kv(self) -> None:
         """Give the KV cache's memory back; ``allocate_kv`` makes a new one."""
-        del self.kv_cache, self._kv_layers
+        del self.kv_pool, self._kv_layers
 
     def remember(self, step: int, token_ids: Tensor) -> None:
         """Keep the ids ``[R]`` sampled in a step, for later plans that name "row i of that step"."""
@@ -128,7 +143,7 @@ class ModelRunner:
         """
         self._update_tables(plan)
         if len(plan.copies):
-            self._kernels.copy_blocks(self.kv_cache, torch.from_numpy(plan.copies))
+            self._kernels.copy_blocks(self.kv_pool, torch.from_numpy(plan.copies))
         indices, places = _without_repeats(plan.logit_indices)
         batch, rows = self._batch(plan, indices)
         x, residual = self.model.hidden(batch, self._kv_layers)

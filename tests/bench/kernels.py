@@ -27,6 +27,7 @@ from torch import Tensor
 
 from octavo.kernels.backend import Kernels, select_kernels
 from octavo.kernels.cpu_environment import cpu_environment
+from octavo.kernels.kv_cache import KVCache, KVPool
 
 NUM_QUERY_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCABULARY = 9, 3, 64, 576, 1536, 49152
 """SmolLM2-135M."""
@@ -166,10 +167,11 @@ def attention_work(kernels: Kernels, dtype: torch.dtype, num_seqs: int, query_le
     lens = torch.full((num_seqs,), seq_len, dtype=torch.int32)
     starts = torch.arange(num_seqs + 1, dtype=torch.int32) * query_len
     query = torch.randn(num_seqs * query_len, NUM_QUERY_HEADS, HEAD_DIM).to(dtype)
+    layer = KVCache(cache[0], cache[1])
     limits = {"max_query_len": query_len, "max_seq_len": seq_len}
 
     def run() -> Tensor:
-        return kernels.paged_attention(query, cache[0], cache[1], tables, lens, starts, scale=HEAD_DIM**-0.5, **limits)
+        return kernels.paged_attention(query, layer, tables, lens, starts, scale=HEAD_DIM**-0.5, **limits)
 
     name = f"attention, {num_seqs} × {query_len} queries, {seq_len} keys"
     return Work(name, run, *attention_sizes(dtype, num_seqs, query_len, seq_len))
@@ -218,7 +220,7 @@ def row_works(kernels: Kernels, dtype: torch.dtype, rows: int) -> Iterator[Work]
     slots = torch.randperm(rows * BLOCK_SIZE)[:rows]
     yield Work(
         f"write_kv, {rows} rows",
-        lambda: kernels.write_kv(key, value, cache[0], cache[1], slots),
+        lambda: kernels.write_kv(key, value, KVCache(cache[0], cache[1]), slots),
         4 * key.numel() * size,
     )
     gate_up = torch.randn(rows, 2 * INTERMEDIATE).to(dtype)
@@ -229,7 +231,7 @@ def copy_work(kernels: Kernels, dtype: torch.dtype, num_copies: int) -> Work:
     cache = torch.zeros(30, 2, 2 * num_copies, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=dtype)
     copies = torch.arange(2 * num_copies, dtype=torch.int32).view(2, num_copies).T.contiguous()
     name = f"copy_blocks, {num_copies} blocks, 30 layers"
-    return Work(name, lambda: kernels.copy_blocks(cache, copies), cache.numel() * dtype.itemsize)
+    return Work(name, lambda: kernels.copy_blocks(KVPool(cache), copies), cache.numel() * dtype.itemsize)
 
 
 def sample_works(kernels: Kernels, rows: int) -> Iterator[Work]:

@@ -159,7 +159,7 @@ class Lab:
         num_kv_heads = known.config.num_kv_heads
         runner = ModelRunner(known.model, known.config, limits, known.placement, self.kernels, num_kv_heads)
         runner.allocate_kv(num_blocks)
-        runner.kv_cache.fill_(float("nan"))
+        runner.kv_pool.data.fill_(float("nan"))
         return runner
 
     @contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.backend import Kernels, reference_kernels, triton_kernels
+from octavo.kernels.kv_cache import KVCache, KVPool
 
 BLOCK_SIZE = 16
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -73,8 +74,7 @@ def attention(
     def run(kernels: Kernels) -> Tensor:
         return kernels.paged_attention(
             query,
-            cache[0],
-            cache[1],
+            KVCache(cache[0], cache[1]),
             tables,
             torch.tensor(lens, dtype=torch.int32),
             starts,
@@ -93,7 +93,7 @@ def write_kv(dtype: torch.dtype) -> Callable[[Kernels], Tensor]:
 
     def run(kernels: Kernels) -> Tensor:
         cache = torch.zeros(2, 400, 8, BLOCK_SIZE, 128, dtype=dtype)
-        kernels.write_kv(key, value, cache[0], cache[1], slots)
+        kernels.write_kv(key, value, KVCache(cache[0], cache[1]), slots)
         return cache
 
     return run
@@ -105,7 +105,7 @@ def copy_blocks(dtype: torch.dtype) -> Callable[[Kernels], Tensor]:
 
     def run(kernels: Kernels) -> Tensor:
         copied = cache.clone()
-        kernels.copy_blocks(copied, copies)
+        kernels.copy_blocks(KVPool(copied), copies)
         return copied
 
     return run

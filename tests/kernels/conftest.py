@@ -16,6 +16,7 @@ from hypothesis import settings
 from torch import Tensor
 
 from octavo.kernels.backend import Kernels, cpu_kernels, reference_kernels, triton_kernels
+from octavo.kernels.kv_cache import KVCache
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
@@ -52,8 +53,7 @@ class Batch:
     """A ragged batch in a cache whose unwritten slots hold NaN, and what attention must give for it."""
 
     query: Tensor
-    key_cache: Tensor
-    value_cache: Tensor
+    cache: KVCache
     block_tables: Tensor
     seq_lens: Tensor
     query_start_loc: Tensor
@@ -64,8 +64,7 @@ class Batch:
         lens = self.query_start_loc.diff()
         return kernels.paged_attention(
             self.query,
-            self.key_cache,
-            self.value_cache,
+            self.cache,
             self.block_tables,
             self.seq_lens,
             self.query_start_loc,
@@ -121,7 +120,7 @@ def make_batch(
         rows = slice(int(starts[index]), int(starts[index + 1]))
         expected[rows] = dense_attention(query[rows], key_value[0], key_value[1], head_dim**-0.5)
     lens = torch.tensor([cached + new for cached, new in seqs], dtype=torch.int32)
-    return Batch(query, cache[0], cache[1], tables, lens, starts, head_dim**-0.5, expected)
+    return Batch(query, KVCache(cache[0], cache[1]), tables, lens, starts, head_dim**-0.5, expected)
 
 
 @pytest.fixture(scope="session")

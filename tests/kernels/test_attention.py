@@ -83,8 +83,7 @@ def test_query_may_be_a_slice_of_a_fused_projection(kernels: Kernels, batch_make
     fused[:, :num_heads] = batch.query
     attended = kernels.paged_attention(
         fused[:, :num_heads],
-        batch.key_cache,
-        batch.value_cache,
+        batch.cache,
         batch.block_tables,
         batch.seq_lens,
         batch.query_start_loc,
@@ -102,8 +101,7 @@ def test_one_sequence_does_not_depend_on_the_others(kernels: Kernels, batch_make
     for index in range(3):
         alone = kernels.paged_attention(
             batch.query[index : index + 1],
-            batch.key_cache,
-            batch.value_cache,
+            batch.cache,
             batch.block_tables[index : index + 1],
             batch.seq_lens[index : index + 1],
             torch.tensor([0, 1], dtype=torch.int32),

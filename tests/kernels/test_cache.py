@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from octavo.kernels.backend import Kernels
+from octavo.kernels.kv_cache import KVCache, KVPool
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -22,7 +23,7 @@ def test_tokens_go_to_their_slots_and_nowhere_else(
     key, value = fused[:, 1 : 1 + num_heads], fused[:, 1 + num_heads :]
     slots = torch.randperm(num_blocks * block_size)[:num_tokens].to(slot_dtype)
     slots[::5] = -1
-    kernels.write_kv(key, value, cache[0], cache[1], slots)
+    kernels.write_kv(key, value, KVCache(cache[0], cache[1]), slots)
     by_slot = cache.transpose(2, 3).flatten(1, 2)
     written = slots >= 0
     assert torch.equal(by_slot[0, slots[written].long()], key[written])
@@ -36,7 +37,7 @@ def test_tokens_go_to_their_slots_and_nowhere_else(
 def test_blocks_are_copied_in_every_layer(kernels: Kernels, dtype: torch.dtype) -> None:
     cache = torch.randn(3, 2, 8, 2, 16, 80).to(dtype)
     before = cache.clone()
-    kernels.copy_blocks(cache, torch.tensor([[1, 2], [1, 5], [7, 0]], dtype=torch.int32))
+    kernels.copy_blocks(KVPool(cache), torch.tensor([[1, 2], [1, 5], [7, 0]], dtype=torch.int32))
     expected = before.clone()
     expected[:, :, [2, 5, 0]] = before[:, :, [1, 1, 7]]
     assert torch.equal(cache, expected)
@@ -45,7 +46,7 @@ def test_blocks_are_copied_in_every_layer(kernels: Kernels, dtype: torch.dtype) 
 def test_a_source_may_be_overwritten_by_a_later_copy(kernels: Kernels) -> None:
     cache = torch.randn(2, 2, 4, 1, 16, 64)
     before = cache.clone()
-    kernels.copy_blocks(cache, torch.tensor([[1, 2], [3, 1]], dtype=torch.int32))
+    kernels.copy_blocks(KVPool(cache), torch.tensor([[1, 2], [3, 1]], dtype=torch.int32))
     assert torch.equal(cache[:, :, 2], before[:, :, 1])
     assert torch.equal(cache[:, :, 1], before[:, :, 3])
 
@@ -53,5 +54,5 @@ def test_a_source_may_be_overwritten_by_a_later_copy(kernels: Kernels) -> None:
 def test_no_copies(kernels: Kernels) -> None:
     cache = torch.randn(2, 2, 4, 1, 16, 64)
     before = cache.clone()
-    kernels.copy_blocks(cache, torch.empty((0, 2), dtype=torch.int32))
+    kernels.copy_blocks(KVPool(cache), torch.empty((0, 2), dtype=torch.int32))
     assert torch.equal(cache, before)

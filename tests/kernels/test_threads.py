@@ -15,12 +15,14 @@ LOAD_TWO_KERNELS = """
 import torch
 torch.set_num_threads(1)
 from octavo.kernels import cpu_attention, cpu_elementwise
+from octavo.kernels.kv_cache import KVCache
 x = torch.ones(1, 64)
 cpu_elementwise.rms_norm(x, x[0], 1e-5)
 cache = torch.ones(1, 1, 1, 64)
 table, one = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
 starts = torch.tensor([0, 1], dtype=torch.int32)
-cpu_attention.paged_attention(x[None], cache, cache, table, one, starts, scale=1.0, max_query_len=1, max_seq_len=1)
+limits = {"scale": 1.0, "max_query_len": 1, "max_seq_len": 1}
+cpu_attention.paged_attention(x[None], KVCache(cache, cache), table, one, starts, **limits)
 kernels = cpu_elementwise._RMS_NORM[False], cpu_attention._build_short(64, 1, False)
 print(sum(sum(kernel.stats.cache_misses.values()) for kernel in kernels))
 """

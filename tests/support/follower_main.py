@@ -36,6 +36,9 @@ def main() -> None:
         follow(runner, group)
     except RuntimeError as error:
         print(f"rank {task['rank']}: the leader is gone: {error}", file=sys.stderr)
+    finally:
+        # Threads of gloo that are left to the end of the interpreter can abort the process.
+        group.close()
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_bytes_or_blocks_may_be_set(runner: ModelRunner) -> None:
 
 def test_sizing_leaves_no_pool_behind(runner: ModelRunner) -> None:
     size_kv_cache(runner, KvBudget(num_blocks_override=77))
-    assert not hasattr(runner, "kv_cache")
+    assert not hasattr(runner, "kv_pool")
 
 
 @pytest.mark.parametrize(

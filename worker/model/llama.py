@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ...kernels.backend import Kernels
+from ...kernels.kv_cache import KVCache
 from ..collectives import Collectives
 from .config import ModelConfig, RopeConfig, RopeType
 from .layers import (
@@ -24,9 +24,6 @@ from .layers import (
     VocabParallelEmbedding,
 )
 from .partition import Partition
-
-KVCache: TypeAlias = tuple[Tensor, Tensor]
-"""One layer's K and V, each ``[num_blocks, num_kv_heads of this rank, block_size, head_dim]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +78,10 @@ class Attention:
         heads = self.qkv(x).view(-1, self._num_heads, self._head_dim)
         query, key, value = heads.split_with_sizes(self._heads, dim=1)
         query, key = kernels.rotary(query, key, batch.positions, cos_sin)
-        keys, values = cache
-        kernels.write_kv(key, value, keys, values, batch.slot_mapping)
+        kernels.write_kv(key, value, cache, batch.slot_mapping)
         attended = kernels.paged_attention(
             query,
-            keys,
-            values,
+            cache,
             batch.block_tables,
             batch.seq_lens,
             batch.query_start_loc,
