@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .cpu_memory import resident
+
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The quantised dtypes, and the number that the largest of a token's values becomes."""
 
@@ -59,10 +61,14 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVPool:
-        """Unwritten memory: it may hold anything, NaN too."""
+        """Unwritten memory: it may hold anything, NaN too. On CPUs all of it is there; RuntimeError when it is not."""
+
+        def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return resident(shape, dtype) if device.type == "cpu" else torch.empty(shape, dtype=dtype, device=device)
+
         shape = (num_layers, 2, num_blocks, num_kv_heads, block_size)
-        scales = torch.empty(shape, dtype=torch.float32, device=device) if dtype in LARGEST else None
-        return cls(torch.empty((*shape, head_dim), dtype=dtype, device=device), scales)
+        scales = allocate(shape, torch.float32) if dtype in LARGEST else None
+        return cls(allocate((*shape, head_dim), dtype), scales)
 
     def layers(self) -> Iterator[KVCache]:
         for index, (key, value) in enumerate(self.data):

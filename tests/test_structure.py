@@ -32,7 +32,8 @@ WITHOUT_TORCH = (
     *("worker.kv_memory", "worker.prefix_wait", "worker.preemption", "worker.plan_builder", "worker.live_request"),
     *("worker.waiting_queue", "worker.fair_queue", "worker.policies", "worker.head_room", "worker.token_budget"),
     *("worker.speed", "worker.beam_search", "worker.sampling_row", "worker.admission", "worker.ledger"),
-    *("worker.step_thread", "worker.report_book", "worker.waiting_room"),
+    *("worker.step_thread", "worker.report_book", "worker.waiting_room", "worker.running_batch"),
+    "worker.block_needs",
 )
 WITHOUT_RAY = ("cluster.api", "cluster.cli", "cluster.config", "cluster.environment")
 PARTS = {"starlette": "fastapi", "pydantic-core": "pydantic", "llvmlite": "numba"}

@@ -14,10 +14,10 @@ Plain Python: no torch, no clock, no I/O.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from .block_needs import BlockNeeds
 from .block_pool import BlockPool
 from .errors import ContextLengthExceeded, InvalidRequest
 from .head_room import HeadRoom
@@ -25,9 +25,10 @@ from .kv_memory import KvMemory, Prefix
 from .messages import FinishReason, Request
 from .plan_builder import PlanBuilder, ScheduledStep
 from .policies import make_queue
-from .preemption import LeastWorkLost, Victim, is_spared, would_free
+from .preemption import LeastWorkLost, Victim, is_spared
 from .prefix_cache import CacheEvent, PrefixCache
 from .routing_hash import RoutingHasher
+from .running_batch import RunningBatch
 from .sequence import Sequence, SequenceStatus
 from .token_budget import FixedBudget, TokenBudget
 from .waiting_queue import WaitingQueue, expected_prefill_tokens
@@ -91,19 +92,13 @@ class Scheduler:
         self._budget = budget or FixedBudget(limits.max_num_batched_tokens)
         self._head_room = head_room or HeadRoom(limits.block_size)
         self._victim = victim or LeastWorkLost()
-        self._running: dict[int, Sequence] = {}
-        self._running_beams: Counter[str] = Counter()
-        """Running beams, by request id."""
-        self._unforked: dict[int, Sequence] = {}
-        """Running sequences with branches still to be forked."""
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._batch = RunningBatch(limits.max_num_seqs)
+        self._needs = BlockNeeds(self._memory, self._batch, self._head_room)
         self._num_uncomputed_prompt_tokens = 0
         self._num_steps = 0
         self._num_completed_steps = 0
         self._placed: list[Sequence] = []
         """Running sequences that may fill a block in the step being planned."""
-        self._could_not_free: tuple[int, int, int] | None = None
-        """For which victims and how many blocks it was last found that they would not be freed."""
         self._num_claimed_blocks = 0
         """Fenced blocks that running sequences passed over in this plan wait for."""
 
@@ -146,9 +141,9 @@ class Scheduler:
         """
         child = parent.fork(branch)
         self.counters.num_forks += 1
-        if parent.status is SequenceStatus.RUNNING and self._free_slots:
+        if parent.status is SequenceStatus.RUNNING and self._batch.num_free_slots:
             self._memory.fork(parent, child)
-            self._run(child)
+            self._batch.enter(child)
         else:
             self._waiting.enter(child)
         self._num_uncomputed_prompt_tokens += max(0, child.num_prompt_tokens - child.num_computed_tokens)
@@ -180,7 +175,7 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> int:
         """Forget all cached content; the number of blocks forgotten. What runs goes on and stores nothing more."""
-        for sequence in self._running.values():
+        for sequence in self._batch.sequences:
             self._waiting.stop(sequence)
             sequence.is_cacheable = False
             sequence.cache_tail = None
@@ -219,7 +214,7 @@ class Scheduler:
     def _plan_decodes(self, builder: PlanBuilder) -> list[Sequence]:
         """One token for each running sequence that has one to compute. Those that have more, the most urgent first."""
         size, most, prompts = self.limits.block_size, self.limits.max_num_batched_tokens, []
-        for sequence in list(self._running.values()):
+        for sequence in list(self._batch.sequences):
             start = sequence.num_computed_tokens
             num_tokens = len(sequence.token_ids) + sequence.num_pending_tokens - start
             if num_tokens != 1:
@@ -242,7 +237,7 @@ class Scheduler:
         for sequence in prompts:
             if sequence.status is SequenceStatus.RUNNING:
                 return sequence.num_computed_tokens
-        first = self._first_waiting() if self._free_slots else None
+        first = self._first_waiting() if self._batch.num_free_slots else None
         return 0 if first is None else first.num_expected_cached_tokens
 
     def _plan_prompts(self, builder: PlanBuilder, prompts: list[Sequence], end: int) -> Sequence | None:
@@ -267,7 +262,7 @@ class Scheduler:
 
     def _share_beside(self, long: Sequence, prompts: Iterable[Sequence], num_tokens: int) -> int:
         """What ``long`` leaves of ``num_tokens`` to others: nearly all of it to one more urgent that waits."""
-        may_pass = list(self._may_pass(long)) if self._free_slots else []
+        may_pass = list(self._may_pass(long)) if self._batch.num_free_slots else []
         if any(sequence.request.priority < long.urgency for sequence in may_pass):
             return num_tokens - 1
         running = (sequence for sequence in prompts if sequence.status is SequenceStatus.RUNNING)
@@ -301,7 +296,7 @@ class Scheduler:
 
     def _admit_first(self) -> Sequence | None:
         """The first waiting sequence, admitted; None if it does not fit. Passes over those that follow another one."""
-        while self._free_slots and (sequence := self._first_waiting()) is not None:
+        while self._batch.num_free_slots and (sequence := self._first_waiting()) is not None:
             prefix = self._memory.find_prefix(sequence)
             if not self._follow(sequence, prefix):
                 return sequence if self._admit(sequence, prefix) else None
@@ -310,7 +305,7 @@ class Scheduler:
     def _admit_beside(self, long: Sequence, builder: PlanBuilder, end: int) -> None:
         for sequence in list(self._may_pass(long)):
             left = end - builder.num_tokens
-            if left <= 0 or not self._free_slots:
+            if left <= 0 or not self._batch.num_free_slots:
                 return
             prefix = self._memory.find_prefix(sequence)
             if not self._follow(sequence, prefix):
@@ -342,7 +337,7 @@ class Scheduler:
         while not self._memory.allocate(sequence, num_tokens, builder):
             if self._can_wait_for_fenced(sequence, num_tokens, builder):
                 return
-            victim = self._victim.choose(self._running.values(), self.pool)
+            victim = self._victim.choose(self._batch.sequences, self.pool)
             self._preempt(victim, builder)
             if victim is sequence:
                 return
@@ -366,7 +361,7 @@ class Scheduler:
         self.pool.set_fence(self._num_steps)
         self._release_sources(builder)
         self.counters.num_copied_blocks += builder.num_copies
-        forks = self._fork_branches(builder) if self._unforked else {}
+        forks = self._fork_branches(builder) if self._batch.unforked else {}
         step = builder.build(self._num_steps, forks, plans_ahead=self.limits.plans_ahead)
         self._waiting.count_service(step)
         return step
@@ -377,12 +372,8 @@ class Scheduler:
 
     def _fork_branches(self, builder: PlanBuilder) -> dict[Sequence, list[Sequence]]:
         """The branches that begin with this step: their prompt is computed to its end."""
-        forks = {}
-        for sequence in [s for s in builder if s.unforked_branches and s.num_uncomputed_tokens == 0]:
-            del self._unforked[id(sequence)]
-            forks[sequence] = [self.fork(sequence, branch) for branch in sequence.unforked_branches]
-            sequence.unforked_branches = []
-        return forks
+        begin = [s for s in builder if s.unforked_branches and s.num_uncomputed_tokens == 0]
+        return {s: [self.fork(s, branch) for branch in self._batch.take_unforked(s)] for s in begin}
 
     # ---- memory ----
 
@@ -394,21 +385,6 @@ class Scheduler:
         self._num_claimed_blocks += missing
         return True
 
-    def _num_promised_blocks(self) -> int:
-        """Blocks that prompts under way will still need."""
-        return sum(
-            self._memory.blocks_for(sequence.num_tokens) - len(sequence.block_table)
-            for sequence in self._running.values()
-            if sequence.num_uncomputed_tokens > 1
-        )
-
-    @property
-    def num_head_room_blocks(self) -> int:
-        """Blocks that are kept for the growth of running sequences when another one asks to be admitted."""
-        num_held_tokens = self.pool.num_held_blocks * self.limits.block_size
-        num_to_come = sum(sequence.num_tokens_to_come for sequence in self._running.values())
-        return self._memory.blocks_for(self._head_room.tokens(len(self._running), num_held_tokens, num_to_come))
-
     # ---- admission ----
 
     def _first_waiting(self) -> Sequence | None:
@@ -417,7 +393,7 @@ class Scheduler:
         A search goes on when all of its beams are there. If two took turns at getting theirs, neither ever would: of
         several the most urgent, then the earliest comes first until it has them.
         """
-        beams = [beam for beam in self._waiting.beams if beam.request.request_id in self._running_beams]
+        beams = [beam for beam in self._waiting.beams if self._batch.has_beams_of(beam.request.request_id)]
         if beams:
             return min(beams, key=lambda beam: (beam.request.priority, beam.arrival, beam.branch))
         return self._waiting.first()
@@ -433,21 +409,9 @@ class Scheduler:
         self.counters.num_prefix_waits += 1
         return True
 
-    def _num_blocks_to_admit(self, sequence: Sequence, prefix: Prefix) -> int:
-        """Blocks that must be free: for all tokens known now, one for each branch that is forked then, the other
-        prompts under way, and the growth of what runs. With none but beams of its own search beside it, all that
-        counts is the pool."""
-        needed = self._memory.num_blocks_to_take(sequence, prefix)
-        others = self._running.values()
-        if not others or (sequence.is_beam and all(other.request is sequence.request for other in others)):
-            return needed
-        num_forks = min(len(sequence.unforked_branches), len(self._free_slots))
-        needed += num_forks + self._num_promised_blocks() + self.num_head_room_blocks
-        return min(needed, self.limits.num_blocks)
-
     def _admit(self, sequence: Sequence, prefix: Prefix) -> bool:
         """Take ``sequence`` into the batch, with the blocks of ``prefix``; False if it does not fit."""
-        if self._num_blocks_to_admit(sequence, prefix) > self.pool.num_free_blocks:
+        if self._needs.to_admit(sequence, prefix) > self.pool.num_free_blocks:
             return False
         self._enter_batch(sequence, prefix)
         return True
@@ -460,7 +424,7 @@ class Scheduler:
         self._num_uncomputed_prompt_tokens -= min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
         if not sequence.was_admitted:
             self._note_first_admission(sequence)
-        self._run(sequence)
+        self._batch.enter(sequence)
         self._waiting.advance(sequence)
 
     def _note_first_admission(self, sequence: Sequence) -> None:
@@ -475,19 +439,18 @@ class Scheduler:
         This comes before anything is planned: in a step being planned, blocks are findable that a victim would not
         write.
         """
-        sequence = self._first_waiting() if self._running else None
+        sequence = self._first_waiting() if self._batch else None
         if sequence is None:
             return
-        less_urgent = [other for other in self._running.values() if self._gives_way(other, sequence)]
+        less_urgent = [other for other in self._batch.sequences if self._gives_way(other, sequence)]
         if not less_urgent:
             return
         prefix = self._memory.find_prefix(sequence)
         if self._memory.may_use_cache(sequence) and self._waiting.leader_of(sequence, prefix):
             return
-        missing = self._num_blocks_to_admit(sequence, prefix) - self.num_coming_blocks
-        if missing > 0 and not self._would_free(less_urgent, prefix, missing):
+        if not self._needs.could_get_in(sequence, prefix, less_urgent):
             return
-        while less_urgent and not self._has_room(sequence, prefix):
+        while less_urgent and not self._needs.has_room(sequence, prefix):
             victim = self._victim.choose(less_urgent, self.pool)
             less_urgent.remove(victim)
             self._preempt(victim)
@@ -497,18 +460,6 @@ class Scheduler:
         is_less_urgent = running.request.priority > waiting.request.priority
         return is_less_urgent and not is_spared(running) and self._waiting.precedes(waiting, running)
 
-    def _has_room(self, sequence: Sequence, prefix: Prefix) -> bool:
-        return bool(self._free_slots) and self._num_blocks_to_admit(sequence, prefix) <= self.num_coming_blocks
-
-    def _would_free(self, victims: list[Sequence], prefix: Prefix, missing: int) -> bool:
-        """Asked anew only when the pool has changed by some blocks: it reads all tables of ``victims``."""
-        state = (id(victims[0]), len(victims), missing)
-        if self._could_not_free != state:
-            self._could_not_free = None
-            if not would_free(victims, missing, self.pool, kept=set(prefix.blocks)):
-                self._could_not_free = state
-        return self._could_not_free is None
-
     def _break_stand_still(self) -> bool:
         """Nothing could be planned. If that would not change by itself, preempt what cannot go on; whether it did.
 
@@ -517,25 +468,16 @@ class Scheduler:
         sequence = self._first_waiting()
         if sequence is None or self._num_steps > self._num_completed_steps:
             return False
-        if not self._running:
+        if not self._batch:
             raise RuntimeError(f"{sequence.request.request_id} does not fit into an empty pool")
-        others = [other for other in self._running.values() if other.request is not sequence.request]
+        others = [other for other in self._batch.sequences if other.request is not sequence.request]
         # With nobody else running, all beams of that search begin anew: they then share all that they can.
-        victims = [self._victim.choose(others, self.pool)] if others else list(self._running.values())
+        victims = [self._victim.choose(others, self.pool)] if others else list(self._batch.sequences)
         for victim in victims:
             self._preempt(victim)
         return True
 
     # ---- state changes ----
-
-    def _run(self, sequence: Sequence) -> None:
-        sequence.slot = self._free_slots.pop()
-        sequence.status = SequenceStatus.RUNNING
-        self._running[id(sequence)] = sequence
-        if sequence.is_beam:
-            self._running_beams[sequence.request.request_id] += 1
-        if sequence.unforked_branches:
-            self._unforked[id(sequence)] = sequence
 
     def _preempt(self, sequence: Sequence, builder: PlanBuilder | None = None) -> None:
         """Back to waiting. What it had in the step being planned is not computed."""
@@ -565,14 +507,7 @@ class Scheduler:
         self._num_uncomputed_prompt_tokens += min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
         self._waiting.stop(sequence)
         self._memory.release(sequence)
-        del self._running[id(sequence)]
-        if sequence.is_beam:
-            self._running_beams[sequence.request.request_id] -= 1
-            self._running_beams += Counter()  # forgets what is at 0
-        self._unforked.pop(id(sequence), None)
-        if sequence.slot is not None:
-            self._free_slots.append(sequence.slot)
-            sequence.slot = None
+        self._batch.leave(sequence)
 
     # ---- what can be seen ----
 
@@ -587,30 +522,35 @@ class Scheduler:
     @property
     def running(self) -> Collection[Sequence]:
         """The sequences of the batch, in the order of their admission."""
-        return self._running.values()
+        return self._batch.sequences
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._batch)
 
     @property
     def num_running_beams(self) -> int:
         """Running sequences whose next step depends on the tokens of this one."""
-        return self._running_beams.total()
+        return self._batch.num_beams
 
     @property
     def num_free_slots(self) -> int:
         """Sequences that the batch has room for."""
-        return len(self._free_slots)
+        return self._batch.num_free_slots
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
     @property
+    def num_head_room_blocks(self) -> int:
+        """Blocks that are kept for the growth of running sequences when another one asks to be admitted."""
+        return self._needs.head_room_blocks
+
+    @property
     def num_coming_blocks(self) -> int:
         """Blocks that can be had: now, or when the steps under way are over."""
-        return self.pool.num_free_blocks + self.pool.num_fenced_blocks
+        return self._needs.coming_blocks
 
     @property
     def num_queued_requests(self) -> int:
@@ -628,7 +568,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self.num_waiting)
+        return bool(self.num_running or self.num_waiting)
 
     @property
     def num_uncomputed_prompt_tokens(self) -> int:
@@ -641,21 +581,14 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove every invariant. Raises RuntimeError on the first that is broken."""
-        running = list(self._running.values())
+        running = list(self._batch.sequences)
         waiting = list(self._waiting.everybody(running))
         self._memory.check(running)
         self._waiting.check(running)
-        self._check_slots(running)
-        if any(sequence.status is not SequenceStatus.RUNNING for sequence in running):
-            raise RuntimeError("a sequence is in the batch that does not run")
+        self._batch.check()
         left = sum(max(0, s.num_prompt_tokens - s.num_computed_tokens) for s in running + waiting)
         if left != self._num_uncomputed_prompt_tokens:
             raise RuntimeError(f"{left} prompt tokens are uncomputed, but {self._num_uncomputed_prompt_tokens} counted")
-
-    def _check_slots(self, running: list[Sequence]) -> None:
-        slots = self._free_slots + [sequence.slot for sequence in running if sequence.slot is not None]
-        if sorted(slots) != list(range(self.limits.max_num_seqs)):
-            raise RuntimeError("the slots of the persistent batch are not each free or held by one sequence")
 
 
 def _is_short_beside(num_tokens: int, long: Sequence) -> bool:
