@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ..worker.errors import ConfigurationError
-from ..worker.spec import SchedulingPolicy
+from ..worker.spec import KvCacheDtype, Quantization, SchedulingPolicy
 from .config_errors import describe, flag
 from .environment import default_cache_dir
 
@@ -95,6 +95,9 @@ class ServeConfig(BaseModel):
     """What the workers compute on; auto takes GPUs where the cluster has them."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; auto is float32 on CPUs and what the model says on GPUs."""
+    quantization: Quantization | None = None
+    """Round the weights of matrix products to int8 or, on GPUs that multiply it, fp8 when they are loaded. Default: as
+    the model has them."""
 
     max_model_len: Count | None = None
     """Tokens of a sequence at the most, prompt and output together. Default: the model's own limit."""
@@ -119,11 +122,16 @@ class ServeConfig(BaseModel):
     Default: any number."""
     async_scheduling: bool = True
     """Plan the next step while one runs."""
+    enforce_eager: bool = False
+    """Launch every kernel of a step by itself, also where a GPU could play back a recorded graph of them."""
 
     block_size: Annotated[Int, AfterValidator(_power_of_two)] = 16
     """Tokens of a KV block: 16, 32, 64 or 128."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of prompts that begin alike."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """Type of K and V in the cache; auto is that of the activations, int8 and fp8_e4m3 take about a quarter of
+    float32."""
     kv_cache_memory_bytes: Annotated[ByteSize, Field(ge=1024 * 1024)] | None = None
     """Memory of each worker for KV blocks, such as 2GiB. Default: on GPUs what is left within
     --gpu-memory-utilization, on CPUs a quarter of what is available, divided by the workers of the machine."""

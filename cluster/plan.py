@@ -77,6 +77,9 @@ class ServePlan:
             max_queued_requests=config.max_queued_requests,
             max_queued_tokens=config.max_queued_tokens,
             async_scheduling=config.async_scheduling,
+            enforce_eager=config.enforce_eager,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
         )
 
 

@@ -10,6 +10,7 @@ from ..worker.errors import ConfigurationError
 from ..worker.host_memory import host_memory
 from ..worker.ledger import gib
 from ..worker.model.config import ModelConfig
+from ..worker.model.device_limits import Device, check_any_device, check_device
 from ..worker.model.partition import partition
 from .config import ServeConfig
 
@@ -17,21 +18,27 @@ _PROCESS_BYTES = 400 * 2**20
 """A rank's process without weights and KV blocks, measured with torch 2.13."""
 
 _CPU_KV_ITEMSIZE = 4
-"""On CPUs KV is float32, whatever the weights are."""
+"""On CPUs KV is float32, whatever the weights are, unless it is quantised."""
+
+_SCALE_BYTES = 4
+"""Of a token and head of quantised KV, beside a byte for each number."""
 
 
 def check_model(config: ServeConfig, folder: Path) -> None:
     """Raises ConfigurationError when the model in ``folder`` cannot be served as ``config`` says."""
     model = ModelConfig.from_folder(folder)
     partition(model, config.tensor_parallel_size)
+    check_any_device(model, config.quantization)
+    if _device(config) == "cpu":  # a GPU is asked by the worker that computes on it
+        check_device(Device("cpu"), model, dtype=config.dtype, quantization=config.quantization)
     if config.model is not None:  # the embedded one is verified by checksum, and torch takes seconds to import
         from ..worker.model.check import check_model_folder
 
         check_model_folder(folder)
-    limit = model.max_position_embeddings
+    limit = model.longest_context
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigurationError(f"--max-model-len: the model's context is {limit} tokens, got {config.max_model_len}")
-    config.check_context(config.max_model_len or limit)
+    config.check_context(config.max_model_len or model.max_position_embeddings)
 
 
 def fit_context(config: ServeConfig, folder: Path, note: Callable[[str], None]) -> ServeConfig:
@@ -54,8 +61,7 @@ def check_memory(config: ServeConfig, folder: Path) -> None:
     if _device(config) != "cpu":
         return
     replicas = config.for_device("cpu").replicas or 1
-    weight_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    group_bytes = weight_bytes + config.tensor_parallel_size * _PROCESS_BYTES
+    group_bytes = _weight_bytes(config, folder) + config.tensor_parallel_size * _PROCESS_BYTES
     available = host_memory().available
     if replicas * group_bytes > available:
         raise ConfigurationError(
@@ -63,6 +69,13 @@ def check_memory(config: ServeConfig, folder: Path) -> None:
             f"processes, but {available / 2**30:.1f} GiB are available; at most {available // group_bytes}"
         )
     _check_pools(config, folder, replicas * config.tensor_parallel_size, available - replicas * group_bytes)
+
+
+def _weight_bytes(config: ServeConfig, folder: Path) -> int:
+    """Of the files, or of about what is left of them: with --quantization a byte for each number of the matrices."""
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    model = ModelConfig.from_folder(folder)
+    return stored if config.quantization is None else min(stored, model.num_matrix_values + 4 * model.num_table_values)
 
 
 def _check_pools(config: ServeConfig, folder: Path, num_ranks: int, left: int) -> None:
@@ -95,9 +108,10 @@ def _set_num_blocks(config: ServeConfig, model: ModelConfig) -> int | None:
 
 
 def _bytes_per_block(config: ServeConfig, model: ModelConfig, itemsize: int) -> int:
-    """K and V of one block in all layers, on the rank with the most KV heads."""
+    """K and V of one block in all layers, on the rank with the most KV heads; ``itemsize`` of a plain number."""
     kv_heads = max(len(share.kv_heads) for share in partition(model, config.tensor_parallel_size))
-    return model.num_layers * 2 * kv_heads * config.block_size * model.head_dim * itemsize
+    head_bytes = model.head_dim * itemsize if config.kv_cache_dtype == "auto" else model.head_dim + _SCALE_BYTES
+    return model.num_layers * 2 * kv_heads * config.block_size * head_bytes
 
 
 def _kv_itemsize(config: ServeConfig, model: ModelConfig) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from . import reference
 from .kv_cache import KVCache, KVPool
 from .quantized import Weight
+from .sampling import Drawn, SamplingTensors
 
 
 class PagedAttention(Protocol):
@@ -60,7 +62,9 @@ class Kernels:
     rms_norm: RmsNorm
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]
-    sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    gelu_mul: Callable[[Tensor], Tensor]
+    gelu_erf_mul: Callable[[Tensor], Tensor]
+    sample: Callable[[Tensor, SamplingTensors], Drawn]
     prepare_linear: PrepareLinear
     """Packs a weight once for many products; what a layer calls afterwards."""
 
@@ -75,13 +79,15 @@ def reference_kernels() -> Kernels:
         rms_norm=reference.rms_norm,
         rotary=reference.rotary,
         silu_mul=reference.silu_mul,
+        gelu_mul=reference.gelu_mul,
+        gelu_erf_mul=reference.gelu_erf_mul,
         sample=reference.sample,
         prepare_linear=reference.prepare_linear,
     )
 
 
-def cpu_kernels(*, keep_plain_weights: bool = False) -> Kernels:
-    """numba and oneDNN. ``keep_plain_weights`` spends memory on the speed of one and two rows; see cpu_linear.py."""
+def cpu_kernels() -> Kernels:
+    """numba and oneDNN."""
     from . import cpu_attention, cpu_cache, cpu_elementwise, cpu_linear, cpu_sample
 
     return Kernels(
@@ -92,30 +98,34 @@ def cpu_kernels(*, keep_plain_weights: bool = False) -> Kernels:
         rms_norm=cpu_elementwise.rms_norm,
         rotary=cpu_elementwise.rotary,
         silu_mul=cpu_elementwise.silu_mul,
+        gelu_mul=cpu_elementwise.gelu_mul,
+        gelu_erf_mul=cpu_elementwise.gelu_erf_mul,
         sample=cpu_sample.sample,
-        prepare_linear=cpu_linear.prepare_linear(keep_plain_weights),
+        prepare_linear=cpu_linear.prepare_linear,
     )
 
 
-def triton_kernels() -> Kernels:
-    """Triton, for NVIDIA and AMD GPUs."""
-    from . import triton_attention, triton_cache, triton_elementwise, triton_sample
+def triton_kernels(*, batch_invariant: bool = False) -> Kernels:
+    """Triton, for NVIDIA and AMD GPUs. ``batch_invariant``: see triton_attention.py, triton_linear.py."""
+    from . import triton_attention, triton_cache, triton_elementwise, triton_linear, triton_sample
 
     return Kernels(
         name="triton",
         write_kv=triton_cache.write_kv,
-        paged_attention=triton_attention.paged_attention,
+        paged_attention=triton_attention.prepare_paged_attention(batch_invariant=batch_invariant),
         copy_blocks=triton_cache.copy_blocks,
         rms_norm=triton_elementwise.rms_norm,
         rotary=triton_elementwise.rotary,
         silu_mul=triton_elementwise.silu_mul,
+        gelu_mul=triton_elementwise.gelu_mul,
+        gelu_erf_mul=triton_elementwise.gelu_erf_mul,
         sample=triton_sample.sample,
-        prepare_linear=reference.prepare_linear,
+        prepare_linear=partial(triton_linear.prepare_linear, batch_invariant=batch_invariant),
     )
 
 
-def select_kernels(device: torch.device, *, keep_plain_weights: bool = False) -> Kernels:
+def select_kernels(device: torch.device, *, batch_invariant: bool = False) -> Kernels:
     """The fastest implementation for a device. Only what it needs is imported: numba on CPUs, Triton on GPUs."""
     if device.type == "cpu":
-        return cpu_kernels(keep_plain_weights=keep_plain_weights)
-    return triton_kernels() if device.type == "cuda" else reference_kernels()
+        return cpu_kernels()
+    return triton_kernels(batch_invariant=batch_invariant) if device.type == "cuda" else reference_kernels()

@@ -5,19 +5,33 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from numba import carray, prange
 from torch import Tensor
 
-from . import reference
-from .cpu_numba import PARALLEL_ELEMENTS, Kernel, claim_threads, compile_kernel, helper, pointer
-from .kv_cache import KVCache, KVPool
+from . import cpu_numba, reference
+from .cpu_numba import (
+    PARALLEL_ELEMENTS,
+    Kernel,
+    bits_of_float,
+    claim_threads,
+    compile_kernel,
+    exact_helper,
+    fingerprint,
+    float_of_bits,
+    pointer,
+)
+from .kv_cache import LARGEST, SMALLEST_SCALE, KVCache, KVPool
 
-_f32 = np.float32
+_f32, _i32 = np.float32, np.int32
+_LARGEST_INT8, _LARGEST_FP8 = _f32(LARGEST[torch.int8]), _f32(LARGEST[torch.float8_e4m3fn])
+_SMALLEST_SCALE = _f32(SMALLEST_SCALE)
 
 
-@helper
+@exact_helper
 def _copy_row(source_at, target_at, size):
     source = carray(pointer(source_at), (size,), _f32)
     target = carray(pointer(target_at), (size,), _f32)
@@ -25,7 +39,58 @@ def _copy_row(source_at, target_at, size):
         target[i] = source[i]
 
 
-def _build_write_kv(parallel: bool) -> Kernel:
+@exact_helper
+def _scale_of(source, largest):
+    """As bits, magnitudes are ordered like integers, infinity and NaN above all numbers."""
+    bits = _i32(0)
+    for i in range(source.size):
+        bits = max(bits, bits_of_float(source[i]) & _i32(0x7FFFFFFF))
+    scale = float_of_bits(bits) / largest
+    return _SMALLEST_SCALE if scale < _SMALLEST_SCALE else scale
+
+
+@exact_helper
+def _quantize_int8(source_at, target_at, scale_at, size):
+    source = carray(pointer(source_at), (size,), _f32)
+    target = carray(pointer(target_at), (size,), np.int8)
+    scale = _scale_of(source, _LARGEST_INT8)
+    carray(pointer(scale_at), (1,), _f32)[0] = scale
+    for i in range(size):
+        target[i] = np.int8(_i32(np.rint(source[i] / scale)))
+
+
+@exact_helper
+def _quantize_fp8(source_at, target_at, scale_at, size):
+    """e4m3's code is a float32's exponent and three bits of its mantissa; below 2^-6, how many times 2^-9."""
+    source = carray(pointer(source_at), (size,), _f32)
+    target = carray(pointer(target_at), (size,), np.int8)
+    scale = _scale_of(source, _LARGEST_FP8)
+    carray(pointer(scale_at), (1,), _f32)[0] = scale
+    for i in range(size):
+        bits = bits_of_float(source[i] / scale)
+        magnitude = bits & _i32(0x7FFFFFFF)
+        # Half of what is cut off, less one, and the last bit that stays: ties go to the even code.
+        rounded = (magnitude + _i32(0x7FFFF) + ((magnitude >> _i32(20)) & _i32(1))) >> _i32(20)
+        code = min(rounded - _i32(120 << 3), _i32(0x7F))
+        if magnitude < _i32(121 << 23):
+            code = _i32(np.rint(float_of_bits(magnitude) * _f32(512)))
+        target[i] = np.int8(code | ((bits >> _i32(24)) & _i32(0x80)))
+
+
+@exact_helper
+def _write_row(source_at, cache_at, scales_at, row, size, kind):
+    if kind == "float32":
+        _copy_row(source_at, cache_at + 4 * size * row, size)
+    elif kind == "int8":
+        _quantize_int8(source_at, cache_at + size * row, scales_at + 4 * row, size)
+    else:
+        _quantize_fp8(source_at, cache_at + size * row, scales_at + 4 * row, size)
+
+
+@functools.cache
+def _build_write_kv(kind: str, parallel: bool) -> Kernel:
+    sources = fingerprint(cpu_numba)
+
     def write_kv(
         k_at,
         k_stride,
@@ -33,6 +98,8 @@ def _build_write_kv(parallel: bool) -> Kernel:
         v_stride,
         k_cache_at,
         v_cache_at,
+        k_scales_at,
+        v_scales_at,
         slots_at,
         slot_words,
         rows,
@@ -41,6 +108,7 @@ def _build_write_kv(parallel: bool) -> Kernel:
         size,
         threads,
     ):
+        _ = sources  # for the cache's key
         # Slots are read as int32: of an int64 the low word, which on the little-endian machines that we run on comes
         # first, holds any slot below 2^31 and -1 alike.
         slots = carray(pointer(slots_at), (rows * slot_words,), np.int32)
@@ -52,30 +120,30 @@ def _build_write_kv(parallel: bool) -> Kernel:
                     continue
                 block, offset = slot // block_size, slot % block_size
                 for head in range(heads):
-                    to = 4 * size * ((block * heads + head) * block_size + offset)
-                    _copy_row(k_at + 4 * (row * k_stride + head * size), k_cache_at + to, size)
-                    _copy_row(v_at + 4 * (row * v_stride + head * size), v_cache_at + to, size)
+                    to = (block * heads + head) * block_size + offset
+                    _write_row(k_at + 4 * (row * k_stride + head * size), k_cache_at, k_scales_at, to, size, kind)
+                    _write_row(v_at + 4 * (row * v_stride + head * size), v_cache_at, v_scales_at, to, size, kind)
 
     return compile_kernel(write_kv, parallel=parallel)
 
 
-_WRITE_KV = {parallel: _build_write_kv(parallel) for parallel in (False, True)}
-
-
 def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
     """See ``reference.write_kv``."""
-    if key.dtype != torch.float32 or cache.key.dtype != torch.float32:
+    stored = cache.key.dtype
+    if key.dtype != torch.float32 or (stored != torch.float32 and stored not in LARGEST):
         reference.write_kv(key, value, cache, slot_mapping)
         return
     rows, heads, size = key.shape
     threads = 1 if key.numel() < PARALLEL_ELEMENTS else claim_threads()
-    _WRITE_KV[threads > 1](
+    _build_write_kv(str(stored).removeprefix("torch."), threads > 1)(
         key.data_ptr(),
         key.stride(0),
         value.data_ptr(),
         value.stride(0),
         cache.key.data_ptr(),
         cache.value.data_ptr(),
+        0 if cache.key_scale is None else cache.key_scale.data_ptr(),
+        0 if cache.value_scale is None else cache.value_scale.data_ptr(),
         slot_mapping.data_ptr(),
         slot_mapping.element_size() // 4,
         rows,

@@ -1,4 +1,4 @@
-"""RMS norm, rotary embedding and SwiGLU's product on CPUs: one pass over memory each, float32.
+"""RMS norm, rotary embedding and activation × gate on CPUs: one pass over memory each, float32.
 
 Other dtypes take the torch reference. Rows may lie apart (a slice of a fused projection); a row itself is contiguous.
 """
@@ -19,6 +19,9 @@ from . import reference
 from .cpu_numba import PARALLEL_ELEMENTS, Kernel, claim_threads, compile_kernel, fast_exp, helper, pointer
 
 _f32 = np.float32
+_SILU, _GELU, _GELU_ERF = 0, 1, 2
+_SLOPE = _f32(2 * math.sqrt(2 / math.pi))
+_ROOT_HALF = _f32(math.sqrt(0.5))
 
 
 @helper
@@ -46,9 +49,40 @@ def _rotate(low, high, cos, sin):
 
 
 @helper
-def _silu_mul_row(gate, up, out):
-    for i in range(out.size):
-        out[i] = gate[i] / (_f32(1) + fast_exp(min(-gate[i], _f32(87)))) * up[i]
+def _silu(x):
+    return x / (_f32(1) + fast_exp(min(-x, _f32(87))))
+
+
+@helper
+def _gelu(x):
+    """(1 + tanh(y)) / 2 is the sigmoid of 2y."""
+    return x / (_f32(1) + fast_exp(min(-_SLOPE * (x + _f32(0.044715) * x * x * x), _f32(87))))
+
+
+@helper
+def _gelu_erf(x):
+    """The complement of erf to 1.5e-7: Abramowitz and Stegun 1964, formula 7.1.26."""
+    z = abs(x) * _ROOT_HALF
+    t = _f32(1) / (_f32(1) + _f32(0.3275911) * z)
+    p = _f32(1.061405429) * t - _f32(1.453152027)
+    p = p * t + _f32(1.421413741)
+    p = p * t - _f32(0.284496736)
+    p = p * t + _f32(0.254829592)
+    below = _f32(0.5) * p * t * fast_exp(-z * z)
+    return x * (below if x < 0 else _f32(1) - below)
+
+
+@helper
+def _act_mul_row(gate, up, out, activation):
+    if activation == _SILU:
+        for i in range(out.size):
+            out[i] = _silu(gate[i]) * up[i]
+    elif activation == _GELU:
+        for i in range(out.size):
+            out[i] = _gelu(gate[i]) * up[i]
+    else:
+        for i in range(out.size):
+            out[i] = _gelu_erf(gate[i]) * up[i]
 
 
 def _build_rms_norm(parallel: bool) -> Kernel:
@@ -92,22 +126,22 @@ def _build_rotary(parallel: bool) -> Kernel:
     return compile_kernel(rotary, parallel=parallel)
 
 
-def _build_silu_mul(parallel: bool) -> Kernel:
-    def silu_mul(gate_up_at, stride, out_at, rows, width, threads):
+def _build_act_mul(parallel: bool) -> Kernel:
+    def act_mul(gate_up_at, stride, out_at, rows, width, activation, threads):
         workers = threads if parallel else 1
         for worker in prange(workers):
             for row in range(worker, rows, workers):
                 gate = carray(pointer(gate_up_at + 4 * row * stride), (width,), _f32)
                 up = carray(pointer(gate_up_at + 4 * (row * stride + width)), (width,), _f32)
                 out = carray(pointer(out_at + 4 * row * width), (width,), _f32)
-                _silu_mul_row(gate, up, out)
+                _act_mul_row(gate, up, out, activation)
 
-    return compile_kernel(silu_mul, parallel=parallel)
+    return compile_kernel(act_mul, parallel=parallel)
 
 
 _RMS_NORM = {parallel: _build_rms_norm(parallel) for parallel in (False, True)}
 _ROTARY = {parallel: _build_rotary(parallel) for parallel in (False, True)}
-_SILU_MUL = {parallel: _build_silu_mul(parallel) for parallel in (False, True)}
+_ACT_MUL = {parallel: _build_act_mul(parallel) for parallel in (False, True)}
 
 
 def _threads_for(num_elements: int) -> int:
@@ -153,10 +187,22 @@ def rotary(query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor) -> tu
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """See ``reference.silu_mul``."""
-    if gate_up.dtype != torch.float32:
-        return reference.silu_mul(gate_up)
+    return _act_mul(gate_up, _SILU) if gate_up.dtype == torch.float32 else reference.silu_mul(gate_up)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """See ``reference.gelu_mul``."""
+    return _act_mul(gate_up, _GELU) if gate_up.dtype == torch.float32 else reference.gelu_mul(gate_up)
+
+
+def gelu_erf_mul(gate_up: Tensor) -> Tensor:
+    """See ``reference.gelu_erf_mul``."""
+    return _act_mul(gate_up, _GELU_ERF) if gate_up.dtype == torch.float32 else reference.gelu_erf_mul(gate_up)
+
+
+def _act_mul(gate_up: Tensor, activation: int) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
     threads = _threads_for(rows * width)
-    _SILU_MUL[threads > 1](gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), rows, width, threads)
+    _ACT_MUL[threads > 1](gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), rows, width, activation, threads)
     return out

@@ -1,73 +1,90 @@
-"""Matrix products of a layer on CPUs: weights packed once in oneDNN's blocked layout.
+"""Matrix products of a layer on CPUs: weights laid out once, as the kernel for their kind reads them.
 
-Measured on two cores with AVX-512 and AMX, 15 layers of SmolLM2-135M one after the other, so that weights come from
-memory (212 MB in float32, read at 20 GB/s: 10.7 ms), in ms:
+Measured on one core of a processor with AVX-512 and AMX that others used as well: the 30 layers of SmolLM2-135M one
+after the other, so that weights come from memory, best of ten, in ms of processor time. In brackets with AVX2 alone:
 
-    rows                    1      2      4     16     64    512
-    float32, F.linear      12.5   15.0   25.6   37.3   56.3   230
-    float32, packed        17.5   16.9   17.1   26.0   55.9   242
-    bfloat16, F.linear     16.1   16.4   16.6   16.8   26.9   102    (one thread)
-    bfloat16, packed       10.6    9.9   10.1   10.8   15.4   109    (one thread)
+    rows                       1         4         8        16         64          512
+    float32, F.linear      34 (34)   60 (70)   86 (78)   81 (99)   164 (229)   1154 (1631)
+    float32, oneDNN        43 (43)   47 (56)   54 (66)   76 (89)   176 (236)   1060 (1680)
+    FloatLinear            34 (32)   36 (34)   39 (48)   56 (66)   160 (217)   1097 (1801)
+    Int8Linear, tiles      10 (10)   11 (12)   20 (20)   36 (34)   208 (131)   1230 (1262)
+    Int8Linear, oneDNN     20        18        21        22         67          322
+    HalfLinear, bfloat16   25        25        27        29         62          298
+    Int4Linear             16        17                  33
 
-So packed float32 weights pay from three rows on; where memory allows, a plain copy serves one and two.
+One copy of the weight serves all numbers of rows, but for int8, which where oneDNN has units for it has two.
 """
 
 from __future__ import annotations
 
-import functools
+import logging
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PACKED_FOR_ROWS = {torch.float32: 64, torch.bfloat16: 16, torch.float16: 16}
-"""oneDNN chooses the layout for this many rows; with fewer it chooses one that is slow for more."""
+from .cpu_linear_float import FloatLinear
+from .cpu_linear_int4 import Int4Linear
+from .cpu_linear_int8 import Int8Linear
+from .cpu_tiles import HAS_INT8_TILE
+from .quantized import Fp8Weight, Int4Weight, Int8Weight, Weight, dequantize
 
-PLAIN_ROWS = 2
-"""Up to so many rows a plain float32 weight is faster than a packed one."""
+PACKED_FOR_ROWS = 16
+"""oneDNN chooses the layout of half precision for this many rows; with fewer it chooses one that is slow for more."""
+
+logger = logging.getLogger(__name__)
 
 
-class PackedLinear:
-    """``x[T, in] -> [T, out]`` in x's dtype, by ``weight[out, in]`` in its own: products are taken in the weight's.
+def prepare_linear(weight: Weight, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """See ``reference.prepare_linear``. Raises ValueError for fp8, which no CPU multiplies."""
+    if isinstance(weight, Fp8Weight):
+        raise ValueError("fp8 weights have no product on CPUs; int8 has")
+    if isinstance(weight, Int4Weight):
+        return Int4Linear(weight, bias)
+    if isinstance(weight, Int8Weight):
+        return _int8_linear(weight, bias)
+    return FloatLinear(weight, bias) if weight.dtype == torch.float32 else HalfLinear(weight, bias)
 
-    The weight is packed where oneDNN has fast products for its dtype. ``keep_plain`` keeps a float32 weight as it is
-    beside its packed form.
+
+def _int8_linear(weight: Int8Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    if HAS_INT8_TILE:
+        return Int8Linear(weight, bias)
+    logger.warning("this processor has no AVX2: an int8 weight of %s is kept in float32", tuple(weight.values.shape))
+    return FloatLinear(dequantize(weight), bias)
+
+
+class HalfLinear:
+    """``x[T, in] -> [T, out]`` in x's dtype, by ``weight[out, in]`` in bfloat16 or float16: products are taken in it.
+
+    The weight is packed where oneDNN has fast products for its dtype.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, keep_plain: bool = False) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._dtype = weight.dtype
         self._bias = bias
-        self._packed = _pack(weight) if _can_pack(weight) else None
-        keeps = self._packed is None or (keep_plain and weight.dtype == torch.float32)
-        self._plain = weight if keeps else None
+        self._is_packed = _can_pack(weight.dtype)
+        self._weight = _pack(weight) if self._is_packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x if x.dtype == self._dtype else x.to(self._dtype)
         return self._product(rows).to(x.dtype)
 
     def _product(self, x: Tensor) -> Tensor:
-        if self._plain is not None and (self._packed is None or x.shape[0] <= PLAIN_ROWS):
-            return F.linear(x, self._plain, self._bias)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        if not self._is_packed:
+            return F.linear(x, self._weight, self._bias)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return product
 
 
-def prepare_linear(keep_plain: bool) -> functools.partial[PackedLinear]:
-    """``PackedLinear`` with the choice made for all layers of a model."""
-    return functools.partial(PackedLinear, keep_plain=keep_plain)
-
-
-def _can_pack(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+def _can_pack(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    if weight.dtype == torch.bfloat16:
+    if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if weight.dtype == torch.float16:
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return weight.dtype == torch.float32
+    return dtype == torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def _pack(weight: Tensor) -> Tensor:
-    rows = PACKED_FOR_ROWS[weight.dtype]
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_FOR_ROWS)
     return packed

@@ -9,8 +9,11 @@ A step of a small model calls some two hundred kernels, so a call must cost micr
 
 Compiled code is cached on disk (``NUMBA_CACHE_DIR``). numba's cache keys know a kernel's own source file and the values
 that it closes over, but neither its compile options nor the helpers that it calls. Therefore each build closes over
-``parallel``; kernels close over no compiled function (those never compare equal in another process); and a change to
-the helpers of this file needs a fresh cache folder.
+``parallel``; kernels close over no compiled function (those never compare equal in another process); a kernel whose
+helpers are in other files closes over their ``fingerprint``; and for others, a change to the helpers of this file needs
+a fresh cache folder.
+
+An array that a parallel loop writes is made inside the loop: numba drops writes to one made before it as unused.
 """
 
 # Kernels are compiled by their own type systems.
@@ -18,7 +21,10 @@ the helpers of this file needs a fresh cache folder.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numba
@@ -45,14 +51,34 @@ _OPTIONS: dict[str, Any] = {
 _f32 = np.float32
 
 
-def compile_kernel(function: Callable[..., None], *, parallel: bool) -> Kernel:
-    """Compiles at the first call, without the GIL while it runs; loads from the cache where it can."""
-    return numba.njit(parallel=parallel, cache=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+_EXACT = _OPTIONS | {"fastmath": False}
+
+
+def compile_kernel(function: Callable[..., None], *, parallel: bool, exact: bool = False) -> Kernel:
+    """Compiles at the first call, without the GIL while it runs; loads from the cache where it can.
+
+    ``exact``: every operation is done and rounded as it is written.
+    """
+    options = _EXACT if exact else _OPTIONS
+    return numba.njit(parallel=parallel, cache=True, **options)(function)  # type: ignore[no-any-return]
 
 
 def helper(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function that kernels call."""
     return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
+
+
+def exact_helper(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, every operation done and rounded as it is written."""
+    return numba.njit(**_EXACT)(function)  # type: ignore[no-any-return]
+
+
+def fingerprint(*modules: ModuleType) -> str:
+    """What changes when these files do; a kernel that closes over it is compiled anew."""
+    digest = hashlib.sha256()
+    for module in modules:
+        digest.update(Path(str(module.__file__)).read_bytes())
+    return digest.hexdigest()
 
 
 def claim_threads() -> int:
@@ -84,6 +110,16 @@ def float_of_bits(typing_context: Any, bits: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.int32), generate
+
+
+@intrinsic
+def bits_of_float(typing_context: Any, x: Any) -> Any:
+    """The 32 bits of a float32, as int32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
 
 
 @helper

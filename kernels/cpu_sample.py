@@ -1,6 +1,9 @@
-"""Sampling on CPUs: one pass over a row's logits where nothing is filtered.
+"""Sampling on CPUs: one pass over a row's logits, and then only over those that may be drawn.
 
-The same numbers as ``reference.sample``, with most logarithms left out. Token v wins with ``x - log(-log(u))`` above
+The pass finds the largest logit, that of each group of 64, and the sum of exponentials. Filters use these; see
+cpu_sample_filter.py.
+
+The draw is that of ``reference.sample``, with most logarithms left out. Token v wins with ``x - log(-log(u))`` above
 the best so far only if ``-log(u) < exp(x - best)``; and ``-log(u) >= 1 - u``. So tokens with ``1 - u`` above that bound
 are dismissed, in vector instructions, and about ten in a row of 50,000 need their logarithms.
 """
@@ -13,24 +16,25 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from numba import carray, prange
 from torch import Tensor
 
-from . import noise
-from .cpu_numba import Kernel, claim_threads, compile_kernel, fast_exp, helper, pointer
-
-CHUNK = 512
-"""Tokens whose bound is tested before the survivors are looked at one by one."""
-
-BUCKETS_PER_NAT = 16.0
-NUM_BUCKETS = 512
-"""top_p's histogram reaches 32 natural log units below the best token; its last bucket holds the rest."""
+from . import cpu_numba, cpu_sample_filter, noise
+from .cpu_numba import Kernel, claim_threads, compile_kernel, fast_exp, fingerprint, float_of_bits, helper, pointer
+from .cpu_sample_filter import CHUNK, GROUP, keep
+from .sampling import Drawn, SamplingTensors
 
 _f32 = np.float32
 _u64 = np.uint64
 _GAMMA, _MIX_1, _MIX_2 = _u64(noise.GAMMA), _u64(noise.MIX_1), _u64(noise.MIX_2)
-_MARGIN = _f32(1.001)
-"""Above the rounding of float32 in the bound."""
+_INFINITY_BITS = np.int32(0x7F800000)
+"""Of float32. What has larger ones, apart from the sign, is NaN: kernels are compiled as if comparing would do."""
+_LARGEST_FLOAT = _f32(3.4028234e38)
+_MARGIN = 1.001
+"""Above the rounding of exponentials in the bound."""
+_LEAST_LEAD = -36.8
+"""exp of it is below every 1 - u."""
 
 
 @helper
@@ -47,176 +51,193 @@ def _uniform(key, token):
 
 
 @helper
-def _largest(logits):
-    largest = _f32(-np.inf)
-    for token in range(logits.size):
-        # Not max(): this form is recognised as a reduction and vectorised.
-        if logits[token] > largest:
-            largest = logits[token]
-    return largest
+def _in_order(bits):
+    """The bits of a float as an integer of the same order, and back."""
+    return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
 
 @helper
-def _greedy(logits):
-    largest = _largest(logits)
-    for token in range(logits.size):
-        if logits[token] == largest:
-            return token
-    return 0
+def _largest(bits):
+    """Of floats, by their bits: a maximum of integers becomes vector instructions, one of floats does not."""
+    largest = np.int32(-0x80000000)
+    for i in range(bits.size):
+        largest = max(largest, _in_order(bits[i]))
+    return float_of_bits(_in_order(largest))
 
 
 @helper
-def _sift_down(heap, root, size):
-    """Lets the element at ``root`` sink to its place in a heap whose smallest is first."""
-    value = heap[root]
-    while True:
-        child = 2 * root + 1
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
-        if child >= size or heap[child] >= value:
-            break
-        heap[root] = heap[child]
-        root = child
-    heap[root] = value
+def _has_nan(bits):
+    largest = np.int32(0)
+    for i in range(bits.size):
+        largest = max(largest, bits[i] & np.int32(0x7FFFFFFF))
+    return largest > _INFINITY_BITS
 
 
 @helper
-def _make_heap(values):
-    for root in range(values.size // 2 - 1, -1, -1):
-        _sift_down(values, root, values.size)
-
-
-@helper
-def _kth_largest(logits, k):
-    """The smallest of a heap of the k best so far: most tokens cost one comparison."""
-    best = logits[:k].copy()
-    _make_heap(best)
-    for token in range(k, logits.size):
-        if logits[token] > best[0]:
-            best[0] = logits[token]
-            _sift_down(best, 0, k)
-    return best[0]
-
-
-@helper
-def _depth(logit, largest, temperature):
-    """How far below the best, in natural log units."""
-    return (np.float64(largest) - np.float64(logit)) / temperature
-
-
-@helper
-def _top_p_threshold(logits, temperature, threshold, top_p):
-    """The smallest logit that top_p keeps of those not below ``threshold``.
-
-    A histogram over depth finds the bucket in which the probability passes top_p; only that bucket is put in order.
-    """
-    largest = _largest(logits)
-    mass = np.zeros(NUM_BUCKETS)
-    for token in range(logits.size):
-        if logits[token] >= threshold:
-            depth = _depth(logits[token], largest, temperature)
-            mass[_bucket(depth)] += math.exp(-depth)
-    goal, before, bucket = top_p * mass.sum(), 0.0, 0
-    while bucket < NUM_BUCKETS - 1 and before + mass[bucket] < goal:
-        before += mass[bucket]
-        bucket += 1
-    return _smallest_kept(logits, largest, temperature, threshold, bucket, goal - before)
-
-
-@helper
-def _bucket(depth):
-    return np.int64(min(depth * BUCKETS_PER_NAT, NUM_BUCKETS - 1.0))
-
-
-@helper
-def _smallest_kept(logits, largest, temperature, threshold, bucket, goal):
-    """The first token of a bucket, likeliest first, at which its probability reaches ``goal``; else its last."""
-    negated = np.empty(logits.size, _f32)
-    count = 0
-    for token in range(logits.size):
-        if logits[token] >= threshold and _bucket(_depth(logits[token], largest, temperature)) == bucket:
-            negated[count] = -logits[token]
-            count += 1
-    negated = negated[:count]
-    _make_heap(negated)
-    before, smallest = 0.0, threshold
-    while count > 0:
-        smallest = -negated[0]
-        before += math.exp(-_depth(smallest, largest, temperature))
-        if before >= goal:
-            break
-        count -= 1
-        negated[0] = negated[count]
-        _sift_down(negated, 0, count)
-    return smallest
-
-
-@helper
-def _may_win(logits, start, key, temperature, threshold, best, survivors):
-    """Marks the tokens of a chunk that may beat ``best``; returns how many."""
-    count = 0
+def _sum_of_exponentials(logits, largest):
+    total = _f32(0)
     for i in range(logits.size):
-        room = _f32(1.0 - _uniform(key, start + i))
-        lead = _f32(np.float64(logits[i]) / temperature - best)
-        survives = (logits[i] >= threshold) & (room < fast_exp(min(lead, _f32(80))) * _MARGIN)
-        survivors[i] = survives
-        count += survives
+        total += fast_exp(logits[i] - largest)
+    return np.float64(total)
+
+
+@helper
+def _scan(logits, bits, maxima):
+    """Fills in each group's largest; returns the row's, the sum of exp(logit - it), and whether there is a number."""
+    largest, total, has_nan = _f32(-np.inf), 0.0, False
+    for start in range(0, logits.size, CHUNK):
+        chunk = logits[start : start + CHUNK]
+        has_nan |= _has_nan(bits[start : start + CHUNK])
+        before = largest
+        for offset in range(0, chunk.size, GROUP):
+            top = _largest(bits[start + offset : min(start + offset + GROUP, bits.size)])
+            maxima[(start + offset) // GROUP] = top
+            largest = max(largest, top)
+        if abs(largest) <= _LARGEST_FLOAT:
+            if before < largest:
+                total *= np.float64(fast_exp(before - largest))
+            total += _sum_of_exponentials(chunk, largest)
+    return largest, total, not has_nan and abs(largest) <= _LARGEST_FLOAT
+
+
+@helper
+def _first_equal(logits, maxima, largest):
+    group = 0
+    while maxima[group] != largest:
+        group += 1
+    token = group * GROUP
+    while logits[token] != largest:
+        token += 1
+    return token
+
+
+@helper
+def _perturbed(logit, token, key, temperature):
+    return np.float64(logit) / temperature - math.log(-math.log(_uniform(key, token)))
+
+
+@helper
+def _may_win(start, key, limit, survivors):
+    """Marks those of a group's tokens for which 2^31 (1 - u), rounded down, is at most ``limit``; returns how many."""
+    count = 0
+    for i in range(survivors.size):
+        room = np.int32(~_mix(key + _u64(start + i) * _GAMMA) >> _u64(33))
+        survivors[i] = room <= limit
+        count += room <= limit
     return count
 
 
 @helper
-def _draw(logits, key, temperature, threshold):
-    survivors = np.empty(CHUNK, np.bool_)
-    best, winner = -1e300, 0
-    for start in range(0, logits.size, CHUNK):
-        chunk = logits[start : start + CHUNK]
-        if _may_win(chunk, start, key, temperature, threshold, best, survivors) == 0:
+def _draw(logits, maxima, key, temperature, winner):
+    """Begins with a likely winner: the higher the best so far, the fewer survive."""
+    survivors = np.empty(GROUP, np.bool_)
+    best = _perturbed(logits[winner], winner, key, temperature)
+    for group in range(maxima.size):
+        lead = np.float64(maxima[group]) / temperature - best
+        if lead < _LEAST_LEAD:
             continue
-        for i in range(chunk.size):
-            if survivors[i]:
-                perturbed = np.float64(chunk[i]) / temperature - math.log(-math.log(_uniform(key, start + i)))
+        start = group * GROUP
+        limit = np.int32(min(math.exp(min(lead, 0.0)) * _MARGIN * 2147483648.0, 2147483647.0))
+        marks = survivors[: min(GROUP, logits.size - start)]
+        if _may_win(start, key, limit, marks) == 0:
+            continue
+        for token in range(start, start + marks.size):
+            if marks[token - start]:
+                perturbed = _perturbed(logits[token], token, key, temperature)
                 if perturbed > best:
-                    best, winner = perturbed, start + i
+                    best, winner = perturbed, token
     return winner
 
 
+@helper
+def _draw_listed(values, tokens, key, temperature):
+    best, winner = -np.inf, np.int64(tokens[0])
+    for i in range(values.size):
+        lead = np.float64(values[i]) / temperature - best
+        if 1.0 - _uniform(key, tokens[i]) <= math.exp(min(lead, 0.0)) * _MARGIN:
+            perturbed = _perturbed(values[i], tokens[i], key, temperature)
+            if perturbed > best:
+                best, winner = perturbed, np.int64(tokens[i])
+    return winner
+
+
+@helper
+def _edit(logits, row, banned, banned_starts, seen, seen_starts, counts, repetitions, frequencies, presences):
+    """A copy of the logits with penalties, and -inf for banned tokens."""
+    edited = np.empty(logits.size, _f32)
+    for token in range(logits.size):
+        edited[token] = logits[token]
+    if seen.size > 0:
+        for i in range(seen_starts[row], seen_starts[row + 1]):
+            x = edited[seen[i]]
+            x = x / repetitions[row] if x > 0 else x * repetitions[row]
+            edited[seen[i]] = x - counts[i] * frequencies[row] - (presences[row] if counts[i] > 0 else _f32(0))
+    if banned.size > 0:
+        for i in range(banned_starts[row], banned_starts[row + 1]):
+            edited[banned[i]] = _f32(-np.inf)
+    return edited
+
+
+@helper
+def _sample_rows(worker, workers, at, filters, num_banned, num_seen, rows, vocab_size):
+    """Every ``workers``-th row. One function for both builds: most of what compiling takes is done once."""
+    temperatures = carray(pointer(at[1]), (rows,), _f32)
+    top_ks = carray(pointer(at[2]), (rows,), np.int32)
+    top_ps = carray(pointer(at[3]), (rows,), _f32)
+    min_ps = carray(pointer(at[4]), (rows,), _f32)
+    seeds = carray(pointer(at[5]), (rows,), _u64)
+    branches = carray(pointer(at[6]), (rows,), np.int32)
+    positions = carray(pointer(at[7]), (rows,), np.int32)
+    token_ids = carray(pointer(at[8]), (rows,), np.int64)
+    logprobs = carray(pointer(at[9]), (rows,), _f32)
+    banned = carray(pointer(at[10]), (num_banned,), np.int32)
+    banned_starts = carray(pointer(at[11]), (rows + 1,), np.int32)
+    seen = carray(pointer(at[12]), (num_seen,), np.int32)
+    seen_starts = carray(pointer(at[13]), (rows + 1,), np.int32)
+    counts = carray(pointer(at[14]), (num_seen,), np.int32)
+    repetitions = carray(pointer(at[15]), (rows,), _f32)
+    frequencies = carray(pointer(at[16]), (rows,), _f32)
+    presences = carray(pointer(at[17]), (rows,), _f32)
+    maxima = np.empty((vocab_size + GROUP - 1) // GROUP, _f32)
+    room = vocab_size if filters else 0
+    values, tokens, weights = (np.empty(room, _f32), np.empty(room, np.int32), np.empty(room, _f32))
+    for row in range(worker, rows, workers):
+        given = carray(pointer(at[0] + 4 * row * vocab_size), (vocab_size,), _f32)
+        logits = given
+        largest, total, is_valid = _scan(given, given.view(np.int32), maxima)
+        normaliser = np.float64(largest) + math.log(total) if is_valid else 0.0
+        if num_seen > 0 or num_banned > 0:
+            logits = _edit(
+                given, row, banned, banned_starts, seen, seen_starts, counts, repetitions, frequencies, presences
+            )
+            largest, total, is_drawable = _scan(logits, logits.view(np.int32), maxima)
+            is_valid &= is_drawable
+        if not is_valid:
+            token_ids[row] = -1
+            continue
+        token = _first_equal(logits, maxima, largest)
+        temperature = np.float64(temperatures[row])
+        if temperature > 0:
+            place = (_u64(branches[row]) << _u64(32)) | _u64(positions[row])
+            key = _mix(_mix(seeds[row] + _GAMMA) + place)
+            top_k, top_p, min_p = (np.int64(top_ks[row]), np.float64(top_ps[row]), np.float64(min_ps[row]))
+            if filters and (top_k < vocab_size or top_p < 1 or min_p > 0):
+                count = keep(logits, maxima, largest, temperature, top_k, top_p, min_p, values, tokens, weights)
+                token = _draw_listed(values[:count], tokens[:count], key, temperature)
+            else:
+                token = _draw(logits, maxima, key, temperature, token)
+        token_ids[row] = token
+        logprobs[row] = _f32(np.float64(given[token]) - normaliser)
+
+
 def _build_sample(parallel: bool) -> Kernel:
-    def sample(
-        logits_at,
-        temperature_at,
-        top_k_at,
-        top_p_at,
-        seeds_at,
-        branches_at,
-        positions_at,
-        out_at,
-        rows,
-        vocab_size,
-        threads,
-    ):
-        temperatures = carray(pointer(temperature_at), (rows,), _f32)
-        top_ks = carray(pointer(top_k_at), (rows,), np.int32)
-        top_ps = carray(pointer(top_p_at), (rows,), _f32)
-        seeds = carray(pointer(seeds_at), (rows,), _u64)
-        branches = carray(pointer(branches_at), (rows,), np.int32)
-        positions = carray(pointer(positions_at), (rows,), np.int32)
-        out = carray(pointer(out_at), (rows,), np.int64)
+    sources = fingerprint(cpu_numba, cpu_sample_filter)
+
+    def sample(at, filters, num_banned, num_seen, rows, vocab_size, threads):
+        _ = sources  # for the cache's key
         workers = threads if parallel else 1
         for worker in prange(workers):
-            for row in range(worker, rows, workers):
-                logits = carray(pointer(logits_at + 4 * row * vocab_size), (vocab_size,), _f32)
-                if temperatures[row] <= 0:
-                    out[row] = _greedy(logits)
-                    continue
-                temperature = np.float64(temperatures[row])
-                threshold = _f32(-np.inf)
-                if top_ks[row] < vocab_size:
-                    threshold = _kth_largest(logits, max(np.int64(top_ks[row]), 1))
-                if top_ps[row] < 1:
-                    threshold = _top_p_threshold(logits, temperature, threshold, np.float64(top_ps[row]))
-                place = (_u64(branches[row]) << _u64(32)) | _u64(positions[row])
-                key = _mix(_mix(seeds[row] + _GAMMA) + place)
-                out[row] = _draw(logits, key, temperature, threshold)
+            _sample_rows(np.int64(worker), np.int64(workers), at, filters, num_banned, num_seen, rows, vocab_size)
 
     return compile_kernel(sample, parallel=parallel)
 
@@ -224,20 +245,24 @@ def _build_sample(parallel: bool) -> Kernel:
 _SAMPLE = {parallel: _build_sample(parallel) for parallel in (False, True)}
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    seeds: Tensor,
-    branches: Tensor,
-    positions: Tensor,
-) -> Tensor:
+def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
     """See ``reference.sample``."""
     logits = logits.contiguous()
     rows, vocab_size = logits.shape
-    out = seeds.new_empty(rows)
+    drawn = Drawn(how.seeds.new_empty(rows), logits.new_full((rows,), torch.nan))
+    parameters = (how.temperature, how.top_k, how.top_p, how.min_p, how.seeds, how.branches, how.positions)
+    tensors = (logits, *parameters, drawn.token_ids, drawn.logprobs, *_edits(how))
+    num_banned = how.banned.tokens.numel() if how.banned else 0
+    num_seen = how.penalties.seen.tokens.numel() if how.penalties else 0
+    addresses = tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
     threads = 1 if rows == 1 else claim_threads()
-    parameters = (temperature, top_k, top_p, seeds, branches, positions, out)
-    _SAMPLE[threads > 1](logits.data_ptr(), *(p.data_ptr() for p in parameters), rows, vocab_size, threads)
-    return out
+    _SAMPLE[threads > 1](addresses, how.filters, num_banned, num_seen, rows, vocab_size, threads)
+    return drawn
+
+
+def _edits(how: SamplingTensors) -> tuple[Tensor | None, ...]:
+    banned, p = how.banned, how.penalties
+    runs = (banned.tokens, banned.starts) if banned else (None, None)
+    if p is None:
+        return (*runs, *(None,) * 6)
+    return (*runs, p.seen.tokens, p.seen.starts, p.counts, p.repetition, p.frequency, p.presence)

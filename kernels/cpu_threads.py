@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .backend import Kernels
-from .kv_cache import KVCache
+from .kv_cache import KVPool
+from .quantized import quantize_int8
+from .sampling import SamplingTensors
 
 
-def warm_up(kernels: Kernels, *, num_query_heads: int, num_kv_heads: int, head_dim: int, vocab_size: int) -> None:
-    """Compiles, or loads from the cache, every kernel that a float32 model of these sizes will call."""
+def warm_up(
+    kernels: Kernels,
+    *,
+    num_query_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    vocab_size: int,
+    int8_weights: bool,
+    kv_dtype: torch.dtype,
+) -> None:
+    """Compiles, or loads from the cache, every kernel that a model of these sizes will call.
+
+    Its weights are float32, or quantised to int8.
+    """
+    for num_out, num_in in ((16, 8), (1024, 512)):
+        _touch_linear(kernels, torch.zeros(num_out, num_in), int8_weights)
     for num_tokens in (1, 1024):
-        _touch(kernels, num_tokens, num_query_heads, num_kv_heads, head_dim)
+        _touch(kernels, num_tokens, num_query_heads, num_kv_heads, head_dim, kv_dtype)
     for num_rows in (1, 2):
         _touch_sample(kernels, num_rows, vocab_size)
 
 
-def _touch(kernels: Kernels, num_tokens: int, num_query_heads: int, num_kv_heads: int, head_dim: int) -> None:
+def _touch(
+    kernels: Kernels, num_tokens: int, num_query_heads: int, num_kv_heads: int, head_dim: int, kv_dtype: torch.dtype
+) -> None:
     query = torch.zeros(num_tokens, num_query_heads, head_dim)
     key, value = torch.zeros(2, num_tokens, num_kv_heads, head_dim)
-    cache = KVCache(*torch.zeros(2, num_tokens, num_kv_heads, 1, head_dim))
+    (cache,) = KVPool.allocate(1, num_tokens, num_kv_heads, 1, head_dim, kv_dtype, query.device).layers()
     positions = torch.arange(num_tokens)
     kernels.rotary(query, key, positions, torch.zeros(num_tokens, head_dim))
     for slots in (positions, positions.int()):
@@ -32,8 +51,12 @@ def _touch(kernels: Kernels, num_tokens: int, num_query_heads: int, num_kv_heads
     kernels.paged_attention(query[:1], cache, table, one, starts, scale=1.0, max_query_len=1, max_seq_len=1)
 
 
+def _touch_linear(kernels: Kernels, weight: Tensor, int8_weights: bool) -> None:
+    kernels.prepare_linear(quantize_int8(weight) if int8_weights else weight)(torch.zeros(1, weight.shape[1]))
+
+
 def _touch_sample(kernels: Kernels, num_rows: int, vocab_size: int) -> None:
     whole = torch.zeros(num_rows, dtype=torch.int32)
     off, seeds = torch.full_like(whole, vocab_size), torch.zeros(num_rows, dtype=torch.int64)
-    ones = torch.ones(num_rows)
-    kernels.sample(torch.zeros(num_rows, vocab_size), ones, off, ones, seeds, whole, whole)
+    ones, zeros = torch.ones(num_rows), torch.zeros(num_rows)
+    kernels.sample(torch.zeros(num_rows, vocab_size), SamplingTensors(ones, off, ones, zeros, seeds, whole, whole))

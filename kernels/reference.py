@@ -7,6 +7,7 @@ Written to be read, not to be fast. Words: T tokens, S sequences, R rows of logi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import Tensor
 from .kv_cache import KVCache, KVPool, quantize_tokens
 from .noise import gumbel_noise
 from .quantized import Fp8Weight, Int8Weight, Weight, dequantize
+from .sampling import Drawn, Penalties, SamplingTensors, TokenRuns
 
 _QUANTIZED_INPUT = {Int8Weight: torch.int8, Fp8Weight: torch.float8_e4m3fn}
 
@@ -139,8 +141,22 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` of ``[T, 2 * I]``, gate first (SwiGLU, Shazeer 2020)."""
+    return _gated(F.silu, gate_up)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """``gelu(gate) * up``, with GELU's tanh approximation ("gelu_pytorch_tanh"; Hendrycks and Gimpel 2016)."""
+    return _gated(partial(F.gelu, approximate="tanh"), gate_up)
+
+
+def gelu_erf_mul(gate_up: Tensor) -> Tensor:
+    """``gelu(gate) * up``, with GELU by its definition ("gelu")."""
+    return _gated(F.gelu, gate_up)
+
+
+def _gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate.float()).to(up.dtype) * up
+    return activation(gate.float()).to(up.dtype) * up
 
 
 def prepare_linear(weight: Weight, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
@@ -162,32 +178,55 @@ def prepare_linear(weight: Weight, bias: Tensor | None = None) -> Callable[[Tens
     return product
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    seeds: Tensor,
-    branches: Tensor,
-    positions: Tensor,
-) -> Tensor:
-    """Draws one token for each row, statelessly: int64 ``[R]``.
+def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
+    """Draws one token for each row of logits, float32 ``[R, V]``, statelessly. The logits are left as they are.
 
-    logits float32 ``[R, V]``; temperature float32 (0: the best token, the lowest id of equals); top_k int32 (V: off);
-    top_p float32 (1.0: off); seeds int64 (bit pattern of the unsigned seed); branches, positions int32; all ``[R]``.
-
-    Order: temperature, then top_k, then top_p of what top_k left, renormalised. Equals share their fate: top_k keeps
+    Order: penalties and bans, temperature, min_p, top_k, then top_p of what these left, renormalised (vLLM's order).
+    Equals share their fate: min_p keeps every token with at least ``min_p`` times the best token's probability, top_k
     every token whose logit is not below the k-th best, top_p every token for which the tokens strictly likelier than
     it hold less than ``top_p`` of the probability; the best token always stays. The draw is the largest of scaled
-    logit + Gumbel noise (Gumbel-max trick; Maddison, Tarlow, Minka 2014). Everything past the logits is float64, so
-    that backends agree though their sums and logarithms round differently.
+    logit + Gumbel noise (Gumbel-max trick; Maddison, Tarlow, Minka 2014). Everything past the temperature is float64,
+    so that backends agree though their sums and logarithms round differently.
     """
-    greedy = logits.argmax(dim=-1)
-    drawn = temperature > 0
-    scaled = logits.double() / torch.where(drawn, temperature, 1.0)[:, None].double()
-    scaled = filter_top_p(filter_top_k(scaled, top_k), top_p)
-    noise = gumbel_noise(seeds, branches, positions, logits.shape[-1])
-    return torch.where(drawn, (scaled + noise).argmax(dim=-1), greedy)
+    edited = edit_logits(logits, how)
+    is_valid = logits.amax(dim=-1).isfinite() & edited.amax(dim=-1).isfinite()
+    drawn = how.temperature > 0
+    scaled = edited.double() / torch.where(drawn, how.temperature, 1.0)[:, None].double()
+    scaled = filter_top_p(filter_top_k(filter_min_p(scaled, how.min_p), how.top_k), how.top_p)
+    noise = gumbel_noise(how.seeds, how.branches, how.positions, logits.shape[-1])
+    token_ids = torch.where(drawn, (scaled + noise).argmax(dim=-1), edited.argmax(dim=-1))
+    logprobs = logits.double().log_softmax(dim=-1).gather(-1, token_ids[:, None]).squeeze(-1).float()
+    return Drawn(torch.where(is_valid, token_ids, -1), torch.where(is_valid, logprobs, torch.nan))
+
+
+def edit_logits(logits: Tensor, how: SamplingTensors) -> Tensor:
+    """The logits with penalties, and -inf for banned tokens."""
+    if how.penalties is not None:
+        row, token = row_of_each(how.penalties.seen), how.penalties.seen.tokens.long()
+        logits = logits.index_put((row, token), penalised(logits[row, token], row, how.penalties))
+    if how.banned is not None:
+        banned = row_of_each(how.banned), how.banned.tokens.long()
+        logits = logits.index_put(banned, logits.new_tensor(-torch.inf))
+    return logits
+
+
+def row_of_each(runs: TokenRuns) -> Tensor:
+    """int64 ``[N]``."""
+    lens = runs.starts.diff()
+    return torch.arange(lens.numel(), device=lens.device).repeat_interleave(lens)
+
+
+def penalised(x: Tensor, row: Tensor, penalties: Penalties) -> Tensor:
+    """``x`` ``[N]``: the logits of ``penalties.seen``, whose rows are ``row``."""
+    repetition, counts = penalties.repetition[row], penalties.counts
+    x = torch.where(x > 0, x / repetition, x * repetition)
+    return x - counts * penalties.frequency[row] - (counts > 0) * penalties.presence[row]
+
+
+def filter_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
+    """Tokens with less than ``min_p`` times the best one's probability become -inf."""
+    smallest = logits.amax(dim=-1, keepdim=True) + min_p[:, None].double().log()
+    return logits.masked_fill(logits < smallest, -torch.inf)
 
 
 def filter_top_k(logits: Tensor, top_k: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""RMS norm, rotary embedding and SwiGLU's product in Triton: one pass over memory each."""
+"""RMS norm, rotary embedding and activation × gate in Triton: one pass over memory each."""
 
 # Kernels are compiled by their own type systems.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SILU_BLOCK = 1024
+ACT_BLOCK = 1024
+SILU, GELU, GELU_ERF = (tl.constexpr(number) for number in range(3))
 
 
 @triton.jit
@@ -87,7 +88,19 @@ def rotary_kernel(
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, gate_up_stride, width, BLOCK: tl.constexpr):
+def activate(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == SILU:
+        activated = x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == GELU:
+        # (1 + tanh(y)) / 2 is the sigmoid of 2y.
+        activated = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    else:
+        activated = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return activated
+
+
+@triton.jit
+def act_mul_kernel(gate_up, out, gate_up_stride, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     """One program for one block of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -95,8 +108,13 @@ def silu_mul_kernel(gate_up, out, gate_up_stride, width, BLOCK: tl.constexpr):
     gate = tl.load(gate_up + row * gate_up_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * gate_up_stride + width + column, mask=inside, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
-    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    activated = activate(gate, ACTIVATION).to(dtype).to(tl.float32)
     tl.store(out + row * width + column, (activated * up).to(dtype), mask=inside)
+
+
+def rms_norm_warps(width: int) -> int:
+    """At most 1,024 elements a warp: a thread holds its part of the row in registers."""
+    return max(4, min(int(triton.next_power_of_2(width)) // 1024, 16))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -117,6 +135,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
             WIDTH=width,
             WIDTH_PADDED=triton.next_power_of_2(width),
             HAS_RESIDUAL=residual is not None,
+            num_warps=rms_norm_warps(width),
         )
     return out, total
 
@@ -144,10 +163,24 @@ def rotary(query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor) -> tu
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """See ``reference.silu_mul``."""
+    return _act_mul(gate_up, SILU)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """See ``reference.gelu_mul``."""
+    return _act_mul(gate_up, GELU)
+
+
+def gelu_erf_mul(gate_up: Tensor) -> Tensor:
+    """See ``reference.gelu_erf_mul``."""
+    return _act_mul(gate_up, GELU_ERF)
+
+
+def _act_mul(gate_up: Tensor, activation: tl.constexpr) -> Tensor:
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((num_rows, width))
     if num_rows > 0:
-        silu_mul_kernel[(num_rows, triton.cdiv(width, SILU_BLOCK))](
-            gate_up, out, gate_up.stride(0), width, BLOCK=SILU_BLOCK
+        act_mul_kernel[(num_rows, triton.cdiv(width, ACT_BLOCK))](
+            gate_up, out, gate_up.stride(0), width, ACTIVATION=activation.value, BLOCK=ACT_BLOCK
         )
     return out

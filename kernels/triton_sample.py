@@ -1,4 +1,10 @@
-"""Sampling on GPUs: torch filters, one Triton kernel draws. The numbers are those of ``noise.py``."""
+"""Sampling on GPUs. The numbers are those of ``noise.py``; nothing is asked of the device, so that graphs can hold it.
+
+1. ``penalise_kernel``, ``ban_kernel``: in a copy of the logits, where any row has such wishes.
+2. ``threshold_kernel`` (triton_sample_filter.py), where any row filters: the smallest logit that each row keeps.
+3. ``draw_kernel``: of each part of a row the best perturbed logit, and the sum of exponentials.
+4. ``finish_kernel``: of each row the best part, and the token's log-probability.
+"""
 
 # Kernels are compiled by their own type systems.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -11,10 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from . import noise
-from .reference import filter_top_k, filter_top_p
+from .sampling import Drawn, SamplingTensors
+from .triton_sample_filter import find_thresholds
 
 PART = 8192
-"""Tokens of a row that one program looks at."""
+"""Tokens of a row that one program of ``draw_kernel`` looks at."""
+DRAW_BLOCK = 1024
+EDIT_BLOCK = 256
 
 GAMMA = tl.constexpr(noise.GAMMA)
 MIX_1 = tl.constexpr(noise.MIX_1)
@@ -29,85 +38,209 @@ def mix(x):
 
 
 @triton.jit
+def penalise_kernel(
+    logits, tokens, starts, counts, repetitions, frequencies, presences, logits_stride, BLOCK: tl.constexpr
+):
+    """One program for one row."""
+    row = tl.program_id(0).to(tl.int64)
+    repetition = tl.load(repetitions + row)
+    frequency = tl.load(frequencies + row)
+    presence = tl.load(presences + row)
+    end = tl.load(starts + row + 1)
+    for start in range(tl.load(starts + row), end, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        inside = place < end
+        at = logits + row * logits_stride + tl.load(tokens + place, mask=inside, other=0)
+        count = tl.load(counts + place, mask=inside, other=0)
+        logit = tl.load(at, mask=inside, other=0.0)
+        logit = tl.where(logit > 0, logit / repetition, logit * repetition)
+        logit = logit - count.to(tl.float32) * frequency - tl.where(count > 0, presence, 0.0)
+        tl.store(at, logit, mask=inside)
+
+
+@triton.jit
+def ban_kernel(logits, tokens, starts, logits_stride, BLOCK: tl.constexpr):
+    """One program for one row."""
+    row = tl.program_id(0).to(tl.int64)
+    end = tl.load(starts + row + 1)
+    for start in range(tl.load(starts + row), end, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        inside = place < end
+        token = tl.load(tokens + place, mask=inside, other=0)
+        tl.store(logits + row * logits_stride + token, float("-inf"), mask=inside)
+
+
+@triton.jit
 def draw_kernel(
+    given,
     logits,
     temperatures,
+    thresholds,
     seeds,
     branches,
     positions,
-    best,
-    winner,
+    best_of,
+    winner_of,
+    peak_of,
+    sum_of,
+    given_stride,
     logits_stride,
     vocab_size,
     num_parts,
+    FILTERED: tl.constexpr,
+    EDITED: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (rows, parts): the largest perturbed logit of a part of a row, and its token."""
+    """Grid (rows, parts): a part's largest perturbed logit and its token; its largest logit as given, and the sum of
+    exponentials below that.
+
+    As on CPUs a token needs its logarithms only if 1 - u is below what it would take to win.
+    """
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     temperature = tl.load(temperatures + row).to(tl.float64)
     greedy = temperature <= 0
     temperature = tl.where(greedy, 1.0, temperature)
+    inverse_temperature = 1.0 / temperature
+    threshold = float("-inf")
+    if FILTERED:
+        threshold = tl.load(thresholds + row)
     seed = tl.load(seeds + row).to(tl.uint64, bitcast=True)
     place = (tl.load(branches + row).to(tl.uint64) << 32) | tl.load(positions + row).to(tl.uint64)
     key = mix(mix(seed + GAMMA) + place)
     lane = tl.arange(0, BLOCK)
-    largest = tl.full([BLOCK], float("-inf"), tl.float64)
-    token_of = tl.zeros([BLOCK], tl.int32) + part * PART
+    peak = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    best = tl.full([], float("-inf"), tl.float64)
+    winner = part * PART
     for start in range(part * PART, tl.minimum((part + 1) * PART, vocab_size), BLOCK):
         token = start + lane
         inside = token < vocab_size
-        logit = tl.load(logits + row * logits_stride + token, mask=inside, other=float("-inf")).to(tl.float64)
-        bits = mix(key + token.to(tl.uint64) * GAMMA)
-        uniform = ((bits >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
-        perturbed = logit / temperature - tl.where(greedy, 0.0, tl.log(-tl.log(uniform)))
-        better = perturbed > largest
-        largest = tl.where(better, perturbed, largest)
-        token_of = tl.where(better, token, token_of)
-    top = tl.max(largest, axis=0)
-    # Of equals, the lowest token.
-    token = tl.min(tl.where(largest == top, token_of, 2147483647), axis=0)
-    tl.store(best + row * num_parts + part, top)
-    tl.store(winner + row * num_parts + part, token)
+        x = tl.load(given + row * given_stride + token, mask=inside, other=float("-inf"))
+        higher = tl.maximum(peak, x)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(peak - base) + tl.exp(x - base)
+        peak = higher
+        if EDITED:
+            x = tl.load(logits + row * logits_stride + token, mask=inside, other=float("-inf"))
+        may_win = inside & (x >= threshold)
+        if greedy:
+            may_win &= x.to(tl.float64) > best
+        else:
+            room = ((mix(key + token.to(tl.uint64) * GAMMA) >> 33) ^ 0x7FFFFFFF).to(tl.float32) * 4.656612873077393e-10
+            lead = tl.minimum(x.to(tl.float64) * inverse_temperature - best, 0.0).to(tl.float32)
+            may_win &= room <= tl.exp(lead) * 1.001
+        if tl.max(may_win.to(tl.int32), axis=0) > 0:
+            perturbed = x.to(tl.float64) / temperature
+            if not greedy:
+                bits = mix(key + token.to(tl.uint64) * GAMMA)
+                perturbed -= tl.log(-tl.log(((bits >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16))
+            perturbed = tl.where(may_win, perturbed, float("-inf"))
+            top = tl.max(perturbed, axis=0)
+            if top > best:
+                best = top
+                # Of equals, the lowest token.
+                winner = tl.min(tl.where(perturbed == top, token, 2147483647), axis=0)
+    largest = tl.max(peak, axis=0)
+    base = tl.where(largest == float("-inf"), 0.0, largest)
+    at = row * num_parts + part
+    tl.store(best_of + at, best)
+    tl.store(winner_of + at, winner)
+    tl.store(peak_of + at, largest)
+    tl.store(sum_of + at, tl.sum(total * tl.exp(peak - base), axis=0))
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    seeds: Tensor,
-    branches: Tensor,
-    positions: Tensor,
-) -> Tensor:
+@triton.jit
+def finish_kernel(
+    given,
+    best_of,
+    winner_of,
+    peak_of,
+    sum_of,
+    token_ids,
+    logprobs,
+    given_stride,
+    num_parts,
+    PARTS_PADDED: tl.constexpr,
+):
+    """One program for one row. A NaN among the logits, or an infinite largest one, has made a sum NaN."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS_PADDED)
+    inside = part < num_parts
+    at = row * num_parts + part
+    best = tl.load(best_of + at, mask=inside, other=float("-inf"))
+    winner = tl.load(winner_of + at, mask=inside, other=2147483647)
+    peak = tl.load(peak_of + at, mask=inside, other=float("-inf"))
+    total = tl.load(sum_of + at, mask=inside, other=0.0)
+    largest = tl.max(peak, axis=0)
+    base = tl.where(largest == float("-inf"), 0.0, largest)
+    total = tl.sum(total * tl.exp(peak - base), axis=0)
+    top = tl.max(best, axis=0)
+    token = tl.min(tl.where(best == top, winner, 2147483647), axis=0)
+    is_valid = (total > 0) & (top > float("-inf")) & (top < float("inf"))
+    logit = tl.load(given + row * given_stride + token, mask=is_valid, other=0.0)
+    tl.store(token_ids + row, tl.where(is_valid, token, -1).to(tl.int64))
+    tl.store(logprobs + row, tl.where(is_valid, logit - base - tl.log(total), float("nan")))
+
+
+def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
     """See ``reference.sample``."""
     num_rows, vocab_size = logits.shape
-    if bool(((top_k < vocab_size) | (top_p < 1.0)).any()):
-        logits = _filter(logits, temperature, top_k, top_p)
+    edited = _edit(logits, how)
+    thresholds = find_thresholds(edited, how) if how.filters else how.temperature
     num_parts = triton.cdiv(vocab_size, PART)
-    best = torch.empty((num_rows, num_parts), dtype=torch.float64, device=logits.device)
-    winner = torch.empty((num_rows, num_parts), dtype=torch.int64, device=logits.device)
-    draw_kernel[(num_rows, num_parts)](
+    parts = (num_rows, num_parts)
+    best = logits.new_empty(parts, dtype=torch.float64)
+    winner = logits.new_empty(parts, dtype=torch.int32)
+    peak, total = logits.new_empty(parts), logits.new_empty(parts)
+    draw_kernel[parts](
         logits,
-        temperature,
-        seeds,
-        branches,
-        positions,
+        edited,
+        how.temperature,
+        thresholds,
+        how.seeds,
+        how.branches,
+        how.positions,
         best,
         winner,
+        peak,
+        total,
         logits.stride(0),
+        edited.stride(0),
         vocab_size,
         num_parts,
+        FILTERED=how.filters,
+        EDITED=edited is not logits,
         PART=PART,
-        BLOCK=1024,
+        BLOCK=DRAW_BLOCK,
     )
-    return winner.gather(1, best.argmax(dim=1, keepdim=True)).squeeze(1)
+    drawn = Drawn(torch.empty_like(how.seeds), logits.new_empty(num_rows))
+    finish_kernel[(num_rows,)](
+        logits,
+        best,
+        winner,
+        peak,
+        total,
+        drawn.token_ids,
+        drawn.logprobs,
+        logits.stride(0),
+        num_parts,
+        PARTS_PADDED=triton.next_power_of_2(num_parts),
+    )
+    return drawn
 
 
-def _filter(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The logits, with what top_k and top_p drop at -inf. Rows without a temperature are left alone."""
-    drawn = temperature > 0
-    scaled = logits.double() / torch.where(drawn, temperature, 1.0)[:, None].double()
-    kept = filter_top_p(filter_top_k(scaled, top_k), top_p)
-    return logits.masked_fill((kept == -torch.inf) & drawn[:, None], -torch.inf)
+def _edit(logits: Tensor, how: SamplingTensors) -> Tensor:
+    """The logits with penalties and bans; the same tensor where there are none."""
+    if not how.edits:
+        return logits
+    grid, edited = (len(logits),), logits.clone()
+    stride = edited.stride(0)
+    if how.penalties is not None:
+        p = how.penalties
+        runs = (p.seen.tokens, p.seen.starts, p.counts, p.repetition, p.frequency, p.presence)
+        penalise_kernel[grid](edited, *runs, stride, BLOCK=EDIT_BLOCK)
+    if how.banned is not None:
+        ban_kernel[grid](edited, how.banned.tokens, how.banned.starts, stride, BLOCK=EDIT_BLOCK)
+    return edited

@@ -29,6 +29,9 @@ from .step_plan import StepPlan
 _PLANNING_MARGIN_S = 0.002
 """The next step is planned so long before the one under way is expected to end, and twice what planning takes."""
 
+_SAMPLING_ERROR = "the next token could not be sampled"
+_NAN_ERROR = "the model gave no number for the next token: its logits hold NaN, or none that is finite"
+
 
 class StepExecutor(Protocol):
     def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
@@ -44,6 +47,8 @@ class EngineCounters:
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_computed_tokens: int = 0
+    num_nan_rows: int = 0
+    """Rows of logits that held NaN, or no finite number."""
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
@@ -251,12 +256,13 @@ class Engine:
         result, step = under_way.result.result(), under_way.step
         self.scheduler.complete(step)
         self._account(step, self._clock() - under_way.started_s)
+        self.counters.num_nan_rows += len(result.nan_rows)
         for row, (sequence, token) in enumerate(zip(step.sampled, result.token_ids, strict=True)):
             if sequence.status is SequenceStatus.FINISHED:
                 continue
             self.counters.num_generation_tokens += 1
             if token is None:
-                self._finish(sequence, FinishReason.ERROR, "the next token could not be sampled")
+                self._finish(sequence, FinishReason.ERROR, _NAN_ERROR if row in result.nan_rows else _SAMPLING_ERROR)
             elif sequence.request.sampling.beam_width is not None:
                 if step.positions[row] == sequence.num_output_tokens:  # else computed again after it was preempted
                     self._search(sequence, result.candidates[row])

@@ -2,6 +2,9 @@
 
 Broadcast, forward pass and sampling run in one thread of the executor's own, so that the engine can plan a step while
 the one before it runs. Heartbeats and the end go through the same thread: the ranks hear everything in order.
+
+On a GPU that thread only launches: the next step's kernels are queued while those of this one run, and name its tokens
+by row. A second thread waits for the tokens to reach the host.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -17,13 +21,17 @@ from torch import Tensor
 
 from ..kernels.backend import Kernels
 from .collectives import Collectives
+from .host_copy import HostCopy
 from .sampler import Sampled, sample_rows
 from .sampling_row import Candidate, SamplingRow, StepResult
-from .step_plan import PlanKind, StepPlan, pack_plan
+from .step_plan import GraphKey, PlanKind, StepPlan, pack_plan
 from .step_thread import EarlierFailure, StepThread
 
 MAX_STEPS_UNDER_WAY = 2
 """One that runs and one that waits for it; the ranks remember the tokens of so many."""
+
+STEPS_BETWEEN_CAPTURES = 16
+"""Under load, steps go on for so long before the next graph is recorded: one takes the time of some ten of them."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +43,23 @@ class Runner(Protocol):
 
     def remember(self, step: int, token_ids: Tensor) -> None: ...
 
+    def next_graph(self, *, idle: bool) -> GraphKey | None: ...
+
+    def capture(self, key: GraphKey, collectives: Collectives) -> None: ...
+
 
 class Executor:
     """Rank 0: broadcasts plans, takes part in them, and samples."""
 
-    def __init__(self, runner: Runner, collectives: Collectives, kernels: Kernels) -> None:
+    def __init__(self, runner: Runner, collectives: Collectives, kernels: Kernels, *, overlaps: bool = False) -> None:
+        """``overlaps``: the device computes on while the host does something else, as GPUs do."""
         self._runner = runner
         self._collectives = collectives
         self._kernels = kernels
         self._thread = StepThread("steps")
+        self._results = StepThread("results") if overlaps else None
         self._under_way: list[Future[StepResult]] = []
+        self._steps_since_capture = 0
 
     def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
         """Run one step on all ranks, after those launched before it; returns at once.
@@ -55,13 +70,23 @@ class Executor:
         self._under_way = [step for step in self._under_way if not step.done()]
         if len(self._under_way) >= MAX_STEPS_UNDER_WAY:
             raise RuntimeError(f"step {plan.step} was launched while {MAX_STEPS_UNDER_WAY} others were under way")
-        step = self._thread.submit(functools.partial(self._run, plan, rows))
+        step = self._submit(functools.partial(self._run, plan, rows))
         self._under_way.append(step)
         return step
 
+    def _submit(self, run: Callable[[], Callable[[], StepResult]]) -> Future[StepResult]:
+        """``run`` launches a step, and gives what waits for its result."""
+        if self._results is None:
+            return self._thread.submit(lambda: run()())
+        launched = self._thread.submit(run)
+        return self._results.submit(lambda: launched.result()())
+
     def heartbeat(self) -> None:
-        """Tell idle ranks that the leader lives; notices a dead rank. Waits for the steps under way."""
-        self._thread.submit(functools.partial(self._broadcast, StepPlan(PlanKind.HEARTBEAT))).result()
+        """Tell idle ranks that the leader lives; notices a dead rank. Waits for the steps under way.
+
+        A group that is idle also has the time to record a graph.
+        """
+        self._after_steps(self._beat)
 
     def shut_down(self) -> None:
         """Let the other ranks return from ``follow``, and end the thread, after the steps under way.
@@ -71,26 +96,49 @@ class Executor:
         try:
             with contextlib.suppress(EarlierFailure):
                 if self._thread.is_open:
-                    self._thread.submit(functools.partial(self._broadcast, StepPlan(PlanKind.SHUTDOWN))).result()
+                    self._after_steps(functools.partial(self._broadcast, StepPlan(PlanKind.SHUTDOWN)))
         finally:
+            if self._results is not None:
+                self._results.close()
             self._thread.close()
+
+    def _after_steps(self, call: Callable[[], None]) -> None:
+        """Carry out a call in the thread when all steps have given their results; none that has failed."""
+        if self._results is not None:
+            self._results.submit(lambda: None).result()
+        self._thread.submit(call).result()
 
     # ---- in the thread ----
 
-    def _run(self, plan: StepPlan, rows: list[SamplingRow]) -> StepResult:
+    def _beat(self) -> None:
+        self._broadcast(StepPlan(PlanKind.HEARTBEAT))
+        self._capture(idle=True)
+
+    def _capture(self, *, idle: bool) -> None:
+        """Let all ranks record a graph, if one is wanted."""
+        self._steps_since_capture = 0
+        key = self._runner.next_graph(idle=idle)
+        if key is not None:
+            self._broadcast(StepPlan(PlanKind.CAPTURE, graph=key))
+            self._runner.capture(key, self._collectives)
+
+    def _run(self, plan: StepPlan, rows: list[SamplingRow]) -> Callable[[], StepResult]:
+        if self._steps_since_capture == STEPS_BETWEEN_CAPTURES:
+            self._capture(idle=False)
+        self._steps_since_capture += 1
         self._broadcast(plan)
         logits = self._runner.execute(plan)
-        if logits is None or not rows:
-            return StepResult([])
+        if logits is None:
+            return lambda: StepResult([])
+        if not rows:
+            return functools.partial(_result, HostCopy(logits.new_empty(0, dtype=torch.int64)), [], {})
         sampled, failed = self._sample(logits, rows)
         if plan.share_sampled:
             # Also where rows failed: the other ranks wait for the tokens, and the next plan may name them.
-            shared = self._collectives.share_sampled(sampled.token_ids, len(rows), logits.device)
+            # -1, a row without a token, would be an index into the embedding there.
+            shared = self._collectives.share_sampled(sampled.token_ids.clamp(min=0), len(rows), logits.device)
             self._runner.remember(plan.step, shared)
-        token_ids: list[int | None] = sampled.token_ids.tolist()  # one copy from the device, not one a token
-        for row in failed:
-            token_ids[row] = None
-        return StepResult(token_ids, sampled.candidates)
+        return functools.partial(_result, HostCopy(sampled.token_ids), failed, sampled.candidates)
 
     def _sample(self, logits: Tensor, rows: list[SamplingRow]) -> tuple[Sampled, list[int]]:
         """The rows' tokens, and which rows could not be sampled: those have token 0."""
@@ -119,3 +167,12 @@ class Executor:
     def _broadcast(self, plan: StepPlan) -> None:
         if self._collectives.size > 1:
             self._collectives.broadcast_plan(pack_plan(plan))
+
+
+def _result(token_ids: HostCopy, failed: list[int], candidates: Mapping[int, tuple[Candidate, ...]]) -> StepResult:
+    """What a step gave, when its tokens are on the host. -1 stands for a row of logits that were no numbers."""
+    tokens: list[int | None] = token_ids.wait().tolist()
+    nan_rows = frozenset(row for row, token in enumerate(tokens) if token == -1)
+    for row in (*failed, *nan_rows):
+        tokens[row] = None
+    return StepResult(tokens, candidates, nan_rows)

@@ -28,6 +28,8 @@ class GpuMemory:
     weights: int
     step_peak: int
     """What the worst-case step takes beyond the weights."""
+    graphs: int = 0
+    """For recorded steps of decoding: their buffers, the pool that they share, and what the driver keeps of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +46,19 @@ class CpuMemory:
     """By how much resident memory grew at the most in the worst-case step."""
 
 
-def gpu_entries(memory: GpuMemory, utilization: float) -> Entries:
-    """``utilization``: the part of the GPU that may be filled, by others too."""
+def gpu_entries(memory: GpuMemory, utilization: float, form: str = "") -> Entries:
+    """``utilization``: the part of the GPU that may be filled, by others too. ``form`` of the weights, for people."""
     return (
         ("memory of the GPU", memory.total),
         (f"kept free: --gpu-memory-utilization {utilization:g}", int(memory.total * utilization) - memory.total),
         ("others' use and CUDA context (NVML)", memory.allocator - memory.used),
-        ("weights", -memory.weights),
+        (_joined("weights", form), -memory.weights),
         ("peak of the worst-case step", -memory.step_peak),
+        ("graphs of decoding, estimated", -memory.graphs),
     )
 
 
-def cpu_entries(memory: CpuMemory, num_ranks: int, *, shared: bool) -> Entries:
+def cpu_entries(memory: CpuMemory, num_ranks: int, *, shared: bool, form: str = "") -> Entries:
     """``shared``: KV gets ``CPU_SHARE`` of what is available, divided by the ``num_ranks`` of the machine.
 
     Otherwise all that is available is left for what the user set.
@@ -63,7 +66,7 @@ def cpu_entries(memory: CpuMemory, num_ranks: int, *, shared: bool) -> Entries:
     entries = (
         ("memory of the machine", memory.total),
         ("other processes", memory.available + memory.own - memory.total),
-        ("weights, packed copies too", -memory.weights),
+        (_joined("weights", form, "packed copies too"), -memory.weights),
         ("this process beside them", memory.weights - memory.own),
         ("peak of the worst-case step", -memory.step_peak),
     )
@@ -74,6 +77,10 @@ def _kept_free(available: int, num_ranks: int) -> tuple[str, int]:
     among = f", the rest for {num_ranks} ranks" if num_ranks > 1 else ""
     share = int(available * CPU_SHARE / num_ranks)
     return f"kept free: {1 - CPU_SHARE:.0%} of {gib(available)}{among}", share - available
+
+
+def _joined(*words: str) -> str:
+    return ", ".join(filter(None, words))
 
 
 def left_of(entries: Entries) -> int:
@@ -96,6 +103,8 @@ class Ledger:
     """Of the KV pool. What this rank can hold, until the group has agreed."""
     setting: str | None = None
     """The flag and value that size the pool, if one was given."""
+    kv_form: str = ""
+    """How K and V are kept, where it is not as activations are."""
 
     @property
     def could_hold(self) -> int:
@@ -114,7 +123,7 @@ class Ledger:
     def table(self) -> str:
         """A few lines for people. The amounts of the lines above "left over" add up to it."""
         pool = self.num_blocks * self.bytes_per_block
-        label = "KV pool" if self.setting is None else f"KV pool: {self.setting}"
+        label = _joined("KV pool", self.kv_form) + ("" if self.setting is None else f": {self.setting}")
         rows = [*self.entries, (label, -pool), ("left over", sum(amount for _, amount in self.entries) - pool)]
         lines = [f"{self.device:<{_LABEL_WIDTH + 2}}      GiB"]
         lines += [f"  {what:<{_LABEL_WIDTH}} {amount / _GIB:8.2f}" for what, amount in rows]

@@ -12,20 +12,31 @@ what the settings say, as far as it is available. ``worker/ledger.py`` does the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from types import FunctionType
 
 import numpy as np
 import pynvml
 import torch
 from torch import Tensor
 
+from .decode_graphs import BYTES_PER_GRAPH, DecodeGraphs
 from .errors import ConfigurationError
 from .host_memory import host_memory, own_bytes, peak_growth
 from .ledger import CpuMemory, Entries, GpuMemory, Ledger, cpu_entries, gib, gpu_entries, left_of
+from .model.layers import Layer
 from .model.llama import Llama
 from .model_runner import Limits, ModelRunner
+from .spec import KvCacheDtype
 from .step_plan import PlanKind, StepPlan
+
+KV_DTYPES: dict[KvCacheDtype, torch.dtype | None] = {
+    "auto": None,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
+"""By the names that --kv-cache-dtype has for them; None: as activations are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,7 @@ def ledger_of(runner: ModelRunner, budget: KvBudget, entries: Entries) -> Ledger
         max_model_len=runner.limits.max_model_len,
         num_blocks=kv_bytes // runner.kv_bytes_per_block,
         setting=" ".join(map(str, budget.setting() or ())) or None,
+        kv_form=next((name for name, dtype in KV_DTYPES.items() if dtype is runner.kv_dtype), ""),
     )
     _refuse_if_too_small(ledger, runner, budget)
     return ledger
@@ -81,16 +93,13 @@ def ledger_of(runner: ModelRunner, budget: KvBudget, entries: Entries) -> Ledger
 def allocate_pool(runner: ModelRunner, num_blocks: int) -> None:
     """Allocate the KV pool so that its memory is there, and fails to be now or never.
 
-    On CPUs an allocation only reserves addresses, and a page gets memory when it is first written: so every page is,
-    at about 0.3 s a GiB. Raises ConfigurationError when there is less memory than when the pool was sized.
+    On CPUs that takes about 0.4 s a GiB. Raises ConfigurationError when there is less memory than when the pool was
+    sized.
     """
     device = runner.placement.device
     try:
         runner.allocate_kv(num_blocks)
-        if device.type == "cpu":
-            for tensor in runner.kv_pool.tensors():
-                tensor.zero_()
-    except RuntimeError as error:  # torch's allocators, on CPUs and GPUs
+    except RuntimeError as error:
         wanted = gib(num_blocks * runner.kv_bytes_per_block)
         raise ConfigurationError(
             f"{wanted} for {num_blocks} KV blocks could not be had on {device}: {error}"
@@ -142,7 +151,8 @@ def _cpu_entries(runner: ModelRunner, budget: KvBudget) -> Entries:
     step_peak = peak_growth(lambda: run_worst_case_step(runner))
     runner.release_kv()
     memory = CpuMemory(host.total, host.available, own, weight_bytes(runner.model), step_peak)
-    return cpu_entries(memory, budget.num_ranks_on_machine, shared=budget.setting() is None)
+    form = runner.placement.describe_weights()
+    return cpu_entries(memory, budget.num_ranks_on_machine, shared=budget.setting() is None, form=form)
 
 
 def weight_bytes(model: Llama) -> int:
@@ -151,11 +161,31 @@ def weight_bytes(model: Llama) -> int:
     return sum(tensor.nbytes for tensor in tensors.values()) + model.cos_sin.nbytes
 
 
-def _tensors_of(layer: object) -> Iterator[Tensor]:
+def _tensors_of(layer: Layer) -> Iterator[Tensor]:
     """Those of a layer and of the kernels that it has prepared."""
     for value in vars(layer).values():
-        held = getattr(value, "__dict__", {}).values() if callable(value) else ()
-        yield from (part for part in (value, *held) if isinstance(part, Tensor))
+        if isinstance(value, Tensor) or callable(value):
+            yield from _tensors_in(value)
+
+
+def _tensors_in(value: object, depth: int = 4) -> Iterator[Tensor]:
+    """A product may be an object of ours, a function, or several of them, and may hold a quantised weight."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth:
+        for part in _parts_of(value):
+            yield from _tensors_in(part, depth - 1)
+
+
+def _parts_of(value: object) -> Iterator[object]:
+    if isinstance(value, list | tuple):
+        yield from value
+    elif isinstance(value, FunctionType):
+        yield from (cell.cell_contents for cell in value.__closure__ or ())
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from (getattr(value, field.name) for field in fields(value))
+    elif type(value).__module__.partition(".")[0] == __name__.partition(".")[0]:
+        yield from getattr(value, "__dict__", {}).values()
 
 
 def _identity(tensor: Tensor) -> int:
@@ -165,25 +195,34 @@ def _identity(tensor: Tensor) -> int:
 
 def _gpu_entries(runner: ModelRunner, budget: KvBudget) -> Entries:
     device = runner.placement.device
-    weights = torch.cuda.memory_allocated(device)
-    step_peak = _peak_of_worst_case(runner)
+    buffers = 0 if runner.graphs is None else runner.graphs.buffer_bytes
+    weights = torch.cuda.memory_allocated(device) - buffers
+    step_peak = _peak_of(runner, run_worst_case_step)
+    graphs = buffers + (0 if runner.graphs is None else _graph_bytes(runner, runner.graphs))
     total, used = _device_memory(device)
-    memory = GpuMemory(total, used, torch.cuda.memory_reserved(device), weights, step_peak)
-    return gpu_entries(memory, budget.gpu_memory_utilization)
+    memory = GpuMemory(total, used, torch.cuda.memory_reserved(device), weights, step_peak, graphs)
+    return gpu_entries(memory, budget.gpu_memory_utilization, runner.placement.describe_weights())
 
 
 def _device_name(device: torch.device) -> str:
     return f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
 
 
-def _peak_of_worst_case(runner: ModelRunner) -> int:
-    """Bytes that the worst-case step takes beyond weights; block 0 is all the KV that it needs."""
+def _graph_bytes(runner: ModelRunner, graphs: DecodeGraphs) -> int:
+    """What recorded graphs will take beyond their buffers: the pool of the largest serves all of them."""
+    pool = _peak_of(runner, lambda runner: graphs.run_padding())
+    graphs.room_bytes = pool + BYTES_PER_GRAPH
+    return pool + BYTES_PER_GRAPH * len(graphs.sizes) * len(graphs.contexts)
+
+
+def _peak_of(runner: ModelRunner, run: Callable[[ModelRunner], None]) -> int:
+    """Bytes that a step takes beyond weights; block 0 is all the KV that it needs."""
     device = runner.placement.device
     runner.allocate_kv(1)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    run_worst_case_step(runner)
+    run(runner)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     runner.release_kv()

@@ -102,6 +102,9 @@ class _EngineCollector(Collector):
         )
         yield self._counter("octavo_engine_generation_tokens", "Tokens sampled.", engine.num_generation_tokens)
         yield self._counter("octavo_engine_computed_tokens", "Tokens computed by steps.", engine.num_computed_tokens)
+        yield self._counter(
+            "octavo_nan_logits_rows", "Rows of logits that held NaN, or no finite number.", engine.num_nan_rows
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, text, labels=_LABELS)

@@ -1,7 +1,8 @@
 """ModelRunner: one rank's share of the model and of the KV cache; it executes step plans.
 
 It keeps what a plan only changes in part: the block table of every slot of the persistent batch, and the last tokens
-that were sampled. All arithmetic on the plan is NumPy on the host; the device gets one small copy a step.
+that were sampled. All arithmetic on the plan is NumPy on the host; the device gets one small copy a step, and is never
+waited for: on a GPU ``execute`` returns when the step is launched.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.backend import Kernels
 from ..kernels.kv_cache import KVPool, bytes_per_block
+from .block_tables import BlockTables
 from .collectives import Collectives
+from .decode_graphs import DecodeGraphs, Recorder, named_tokens
+from .host_copy import all_to_device, to_device
 from .model.check import unused_tensors
 from .model.config import ModelConfig
-from .model.layers import Placement
 from .model.llama import Batch, Llama
 from .model.partition import partition
+from .model.products import Placement
 from .model.weights import Progress, load_weights
-from .step_plan import Int32Array, PlanKind, StepPlan, unpack_plan
+from .spec import Quantization
+from .step_plan import GraphKey, Int32Array, PlanKind, StepPlan, unpack_plan
 
 _REMEMBERED_STEPS = 2
 
@@ -65,8 +69,9 @@ class ModelRunner:
         self.placement = placement
         self._kernels = kernels
         self._num_kv_heads = num_kv_heads
-        self._kv_dtype = placement.dtype if kv_dtype is None else kv_dtype
-        self._tables = np.zeros((limits.max_num_seqs, limits.max_blocks), np.int32)
+        self.kv_dtype = placement.dtype if kv_dtype is None else kv_dtype
+        self._tables = BlockTables(limits.max_num_seqs, limits.max_blocks, limits.block_size, placement.device)
+        self.graphs: DecodeGraphs | None = None
         self._sampled: dict[int, Tensor] = {}
 
     @classmethod
@@ -86,9 +91,11 @@ class ModelRunner:
         max_model_len: int,
         kernels: Kernels,
         kv_dtype: torch.dtype | None = None,
+        quantization: Quantization | None = None,
         progress: Progress = lambda done, total: None,
     ) -> ModelRunner:
         """This rank's share of the model in ``model_dir``; ``kv_dtype`` None: K and V as activations are.
+        ``quantization`` None: matrices as the checkpoint has them.
 
         Raises ConfigurationError for a model that is not known, cannot be divided over ``size`` ranks, or whose files
         do not fit its config.json.
@@ -97,7 +104,7 @@ class ModelRunner:
             raise ValueError(f"rank {rank} of {size}, but collectives of rank {collectives.rank} of {collectives.size}")
         config = ModelConfig.from_folder(model_dir)
         shares = partition(config, size)
-        placement = Placement.on(device, dtype)
+        placement = Placement.on(device, dtype, quantization, config.packing)
         model = Llama(config, shares, placement, collectives, kernels, max_model_len)
         load_weights(model.layers(), model_dir, kernels, may_be_unused=unused_tensors(config), progress=progress)
         limits = Limits(block_size, max_num_seqs, max_num_batched_tokens, max_model_len)
@@ -107,12 +114,11 @@ class ModelRunner:
     def kv_bytes_per_block(self) -> int:
         """K and V of one block in all layers, this rank's heads."""
         config, limits = self.config, self.limits
-        return bytes_per_block(
-            config.num_layers, self._num_kv_heads, limits.block_size, config.head_dim, self._kv_dtype
-        )
+        return bytes_per_block(config.num_layers, self._num_kv_heads, limits.block_size, config.head_dim, self.kv_dtype)
 
     def allocate_kv(self, num_blocks: int) -> None:
         """The KV pool; replaces the one before."""
+        self._forget_graphs()
         config, device = self.config, self.placement.device
         self.kv_pool = KVPool.allocate(
             config.num_layers,
@@ -120,14 +126,41 @@ class ModelRunner:
             self._num_kv_heads,
             self.limits.block_size,
             config.head_dim,
-            self._kv_dtype,
+            self.kv_dtype,
             device,
         )
         self._kv_layers = list(self.kv_pool.layers())
 
     def release_kv(self) -> None:
         """Give the KV cache's memory back; ``allocate_kv`` makes a new one."""
+        self._forget_graphs()
         del self.kv_pool, self._kv_layers
+
+    def use_graphs(self, recorder: Recorder) -> None:
+        """Let steps of decoding be played back, as far as their graphs are recorded; see ``capture``."""
+        self.graphs = DecodeGraphs(
+            self._logits_of_all,
+            self._tables,
+            recorder,
+            self.placement.device,
+            max_num_seqs=self.limits.max_num_seqs,
+            max_model_len=self.limits.max_model_len,
+        )
+
+    def _forget_graphs(self) -> None:
+        if self.graphs is not None:
+            self.graphs.forget()
+
+    def next_graph(self, *, idle: bool) -> GraphKey | None:
+        """The graph that should be recorded next; ``idle``: also one that nothing has asked for yet."""
+        return None if self.graphs is None else self.graphs.next_key(idle=idle)
+
+    @torch.inference_mode()
+    def capture(self, key: GraphKey, collectives: Collectives) -> None:
+        """Record a graph, with all other ranks. Takes as long as some steps, the first of a kind that compiles longer;
+        nothing of a sequence changes."""
+        if self.graphs is not None:
+            self.graphs.record(key, lambda agreed: collectives.minimum(int(agreed)) == 1)
 
     def remember(self, step: int, token_ids: Tensor) -> None:
         """Keep the ids ``[R]`` sampled in a step, for later plans that name "row i of that step"."""
@@ -141,22 +174,32 @@ class ModelRunner:
 
         Gives the logits of ``plan.logit_indices``, float32 ``[R, vocabulary]``, on rank 0 and None on the others.
         """
-        self._update_tables(plan)
+        self._tables.update(plan)
         if len(plan.copies):
-            self._kernels.copy_blocks(self.kv_pool, torch.from_numpy(plan.copies))
+            self._kernels.copy_blocks(self.kv_pool, to_device(plan.copies, self.placement.device))
+        graphs = self.graphs
+        key = None if graphs is None else graphs.find(plan)
+        return self._compute(plan) if graphs is None or key is None else self._replay(graphs, key, plan)
+
+    def _compute(self, plan: StepPlan) -> Tensor | None:
+        """Kernel by kernel."""
         indices, places = _without_repeats(plan.logit_indices)
         batch, rows = self._batch(plan, indices)
         x, residual = self.model.hidden(batch, self._kv_layers)
         logits = self.model.logits(x.index_select(0, rows), residual.index_select(0, rows))
         if logits is None or places is None:
             return logits
-        return logits.index_select(0, torch.from_numpy(places).to(logits.device))
+        return logits.index_select(0, to_device(places, logits.device))
 
-    def _update_tables(self, plan: StepPlan) -> None:
-        begin = 0
-        for slot, first, count in plan.table_updates.tolist():
-            self._tables[slot, first : first + count] = plan.table_blocks[begin : begin + count]
-            begin += count
+    def _replay(self, graphs: DecodeGraphs, key: GraphKey, plan: StepPlan) -> Tensor | None:
+        logits = graphs.replay(key, plan, self._named(plan))
+        indices = plan.logit_indices
+        if logits is None or np.array_equal(indices, np.arange(len(logits))):
+            return logits
+        return logits.index_select(0, to_device(indices, logits.device))
+
+    def _logits_of_all(self, batch: Batch) -> Tensor | None:
+        return self.model.logits(*self.model.hidden(batch, self._kv_layers))
 
     def _batch(self, plan: StepPlan, logit_indices: Int32Array) -> tuple[Batch, Tensor]:
         """The plan as tensors on the device, and the indices of the tokens whose logits are needed."""
@@ -164,18 +207,15 @@ class ModelRunner:
         starts = np.zeros(new.size + 1, np.int32)
         np.cumsum(new, out=starts[1:])
         positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(plan.num_computed_tokens - starts[:-1], new)
-        max_seq_len = int(seq_lens.max())
-        width = -(-max_seq_len // self.limits.block_size)
-        tables = self._tables[plan.slots, :width]
-        slots = self._slot_mapping(np.repeat(plan.slots, new), positions)
-        tokens, *rest, rows, table = self._upload(
-            plan.token_ids, positions, slots, seq_lens, starts, logit_indices, tables.reshape(-1)
-        )
+        slot_mapping = self._tables.slot_mapping(np.repeat(plan.slots, new), positions)
+        arrays = [plan.token_ids, positions, slot_mapping, seq_lens, starts, plan.slots, logit_indices]
+        tokens, *rest, slots, rows = all_to_device(arrays, self.placement.device)
+        sampled, max_seq_len = self._named(plan), int(seq_lens.max())
         batch = Batch(
-            self._known(tokens, plan.tokens_from_step),
+            tokens if sampled is None else named_tokens(tokens, sampled),
             rest[0],
             rest[1],
-            table.view(tables.shape),
+            self._tables.rows(slots, max_seq_len),
             rest[2],
             rest[3],
             max_query_len=int(new.max()),
@@ -183,34 +223,18 @@ class ModelRunner:
         )
         return batch, rows
 
-    def _slot_mapping(self, slot_of_token: Int32Array, positions: Int32Array) -> Int32Array:
-        block_size = self.limits.block_size
-        blocks = self._tables[slot_of_token, positions // block_size]
-        return blocks * block_size + positions % block_size
-
-    def _upload(self, *arrays: Int32Array) -> list[Tensor]:
-        """The arrays on the device: on CPUs the memory as it is, else by one copy from pinned memory."""
-        if self.placement.device.type == "cpu":
-            return [torch.from_numpy(array) for array in arrays]
-        packed = torch.from_numpy(np.concatenate(arrays)).pin_memory()
-        sizes = [array.size for array in arrays]
-        return list(torch.split(packed.to(self.placement.device, non_blocking=True), sizes))
-
-    def _known(self, token_ids: Tensor, from_step: int | None) -> Tensor:
-        """``-1 - i`` becomes the token that row i of step ``from_step`` sampled."""
-        if from_step is None:
-            return token_ids
-        sampled = self._sampled[from_step].index_select(0, (-1 - token_ids).clamp_(min=0))
-        return torch.where(token_ids < 0, sampled, token_ids)
+    def _named(self, plan: StepPlan) -> Tensor | None:
+        """The sampled tokens that the plan names by row."""
+        return None if plan.tokens_from_step is None else self._sampled[plan.tokens_from_step]
 
 
-def _without_repeats(indices: Int32Array) -> tuple[Int32Array, NDArray[np.intp] | None]:
+def _without_repeats(indices: Int32Array) -> tuple[Int32Array, Int32Array | None]:
     """The indices, each once, and where each was; None when none is repeated.
 
     Branches of one prompt draw from the same token's logits: n of them must not cost n products with the vocabulary.
     """
     once, places = np.unique(indices, return_inverse=True)
-    return (indices, None) if once.size == indices.size else (once, places)
+    return (indices, None) if once.size == indices.size else (once, places.astype(np.int32))
 
 
 def follow(runner: ModelRunner, collectives: Collectives, *, heard: Callable[[], None] = lambda: None) -> None:
@@ -228,3 +252,5 @@ def follow(runner: ModelRunner, collectives: Collectives, *, heard: Callable[[],
             if plan.share_sampled and plan.logit_indices.size:
                 ids = collectives.share_sampled(None, plan.logit_indices.size, runner.placement.device)
                 runner.remember(plan.step, ids)
+        if plan.kind is PlanKind.CAPTURE and plan.graph is not None:
+            runner.capture(plan.graph, collectives)

@@ -18,25 +18,24 @@ from ..kernels.backend import Kernels, select_kernels
 from ..kernels.cpu_threads import warm_up
 from .checkpoint.store import resolve_model
 from .collectives import Collectives, Rendezvous, SingleProcess, TorchDistributed
+from .decode_graphs import CudaRecorder
 from .engine import Engine
 from .errors import ConfigurationError
 from .executor import Executor
-from .host_memory import host_memory
 from .ledger import Ledger
-from .memory import KvBudget, allocate_pool, run_worst_case_step, size_kv_cache
+from .memory import KV_DTYPES, KvBudget, allocate_pool, run_worst_case_step, size_kv_cache
 from .messages import SequenceUpdate
 from .model.config import ModelConfig
-from .model.dtype import choose_dtype
+from .model.device_limits import Device, check_device
+from .model.dtype import choose_dtype, speed_of_half
 from .model_runner import ModelRunner, follow
 from .policies import make_queue
 from .routing_hash import RoutingHasher
 from .scheduler import Scheduler, SchedulerLimits
+from .self_test import run_self_test
 from .spec import WorkerSpec
 from .speed import SpeedMeter
 from .token_budget import FixedBudget, LatencyBudget, TokenBudget
-
-_MEMORY_OF_SECOND_COPY = 8
-"""Times the weights' bytes that must be free on a CPU before a plain copy is kept beside the packed one."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +57,10 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
     model_dir = resolve_model(spec.model, cache_dir=spec.cache_dir, report=report).path
     config = ModelConfig.from_folder(model_dir)
     device = _device(spec.device)
-    dtype = choose_dtype(spec.dtype, config, device)
-    kernels = select_kernels(device, keep_plain_weights=_can_keep_plain_weights(model_dir, spec))
+    check_device(Device.of(device.type), config, dtype=spec.dtype, quantization=spec.quantization)
+    kernels = select_kernels(device)
     collectives: Collectives = TorchDistributed(meeting, device) if meeting.size > 1 else SingleProcess()
+    dtype = _dtype(spec, config, device, kernels, collectives, report)
     max_model_len = context_length(spec, config)
     started = time.monotonic()
     runner = ModelRunner.load(
@@ -75,8 +75,12 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_model_len=max_model_len,
         kernels=kernels,
+        kv_dtype=KV_DTYPES[spec.kv_cache_dtype],
+        quantization=spec.quantization,
     )
     report(f"rank {meeting.rank}: weights loaded in {time.monotonic() - started:.1f} s")
+    if device.type == "cuda" and not spec.enforce_eager:
+        runner.use_graphs(CudaRecorder(device))
     if device.type == "cpu":
         warm_up(
             kernels,
@@ -84,11 +88,30 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             vocab_size=config.vocab_size,
+            int8_weights=spec.quantization == "int8",
+            kv_dtype=runner.kv_dtype,
         )
     started = time.monotonic()
     ledger = _allocate_kv(runner, collectives, kv_budget(spec))
     report(f"rank {meeting.rank}: KV sized and allocated in {time.monotonic() - started:.1f} s\n{ledger.table()}")
+    run_self_test(runner, collectives, is_embedded=spec.model is None)
     return LoadedRank(runner, collectives, kernels, ledger.num_blocks, max_model_len, ledger)
+
+
+def _dtype(
+    spec: WorkerSpec,
+    config: ModelConfig,
+    device: torch.device,
+    kernels: Kernels,
+    collectives: Collectives,
+    report: Callable[[str], None],
+) -> torch.dtype:
+    """All ranks choose the same: half precision is as fast as float32 when it is on the slowest of them."""
+
+    def speed(dtype: torch.dtype) -> float:
+        return collectives.minimum(round(100 * speed_of_half(dtype, config, kernels))) / 100
+
+    return choose_dtype(spec.dtype, config, device, None if spec.quantization else speed, report)
 
 
 def _allocate_kv(runner: ModelRunner, collectives: Collectives, budget: KvBudget) -> Ledger:
@@ -101,13 +124,6 @@ def _allocate_kv(runner: ModelRunner, collectives: Collectives, budget: KvBudget
     return ledger
 
 
-def _can_keep_plain_weights(model_dir: Path, spec: WorkerSpec) -> bool:
-    """A second copy of the weights must not matter: a small part of the memory that this rank may call its own."""
-    weight_bytes = sum(file.stat().st_size for file in model_dir.glob("*.safetensors")) / spec.tensor_parallel_size
-    available = host_memory().available / spec.num_ranks_on_machine
-    return bool(available > _MEMORY_OF_SECOND_COPY * weight_bytes)
-
-
 def _device(name: str) -> torch.device:
     """Ray shows a worker its own GPU alone, as number 0."""
     if name == "cuda":
@@ -118,11 +134,10 @@ def _device(name: str) -> torch.device:
 
 def context_length(spec: WorkerSpec, config: ModelConfig) -> int:
     """Tokens of a sequence. Raises ConfigurationError when more are asked for than the model was made for."""
-    limit = config.max_position_embeddings
-    wanted = spec.max_model_len
+    limit, wanted = config.longest_context, spec.max_model_len
     if wanted is not None and wanted > limit:
         raise ConfigurationError(f"--max-model-len: the model's context is {limit} tokens, got {wanted}")
-    return limit if wanted is None else wanted
+    return config.max_position_embeddings if wanted is None else wanted
 
 
 def kv_budget(spec: WorkerSpec) -> KvBudget:
@@ -136,7 +151,8 @@ def kv_budget(spec: WorkerSpec) -> KvBudget:
 
 
 def executor_of(loaded: LoadedRank) -> Executor:
-    return Executor(loaded.runner, loaded.collectives, loaded.kernels)
+    on_gpu = loaded.runner.placement.device.type == "cuda"
+    return Executor(loaded.runner, loaded.collectives, loaded.kernels, overlaps=on_gpu)
 
 
 def engine_of(

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.backend import Kernels
+from ..kernels.sampling import SamplingTensors, TokenRuns
 from .candidates import likeliest
 from .sampling_row import Candidate, SamplingRow
 
@@ -19,22 +21,24 @@ class Sampled:
     """What the rows of a step gave; see ``StepResult``."""
 
     token_ids: Tensor
-    """int64 [R], on the device of the logits."""
+    """int64 [R], on the device of the logits; -1 where they give none: NaN is among them, or none is finite."""
     candidates: Mapping[int, tuple[Candidate, ...]]
+    """Of each row that wants them; none where there is no token."""
 
 
 @torch.inference_mode()
 def sample_rows(logits: Tensor, rows: list[SamplingRow], kernels: Kernels) -> Sampled:
-    """A token, or candidates, for each row of ``logits`` [R, vocabulary] float32; the drawn rows may be changed.
+    """A token, or candidates, for each row of ``logits`` [R, vocabulary] float32.
 
-    A draw depends on the row's logits, seed, branch and position alone; batch mates do not matter. Raises ValueError
-    when a row that wants candidates has no token left to choose from.
+    A draw depends on the row's logits, seed, branch and position alone; batch mates do not matter. Raises what a row's
+    parameters raise that are no numbers of their types, as a seed of more than 64 bits.
     """
     wanting = [index for index, row in enumerate(rows) if row.num_candidates]
     if not wanting:
         return Sampled(_draw(logits, rows, kernels), {})
     candidates = dict(zip(wanting, _candidates(_pick(logits, wanting), [rows[i] for i in wanting]), strict=True))
-    token_ids = _tensor([candidates[i][0][0] if i in candidates else 0 for i in range(len(rows))], np.int64, logits)
+    likeliest_ids = [candidates[i][0][0] if candidates.get(i) else -1 for i in range(len(rows))]
+    token_ids = _tensor(likeliest_ids, np.int64, logits)
     drawn = [index for index in range(len(rows)) if index not in candidates]
     if drawn:
         places = _tensor(drawn, np.int64, logits)
@@ -43,30 +47,58 @@ def sample_rows(logits: Tensor, rows: list[SamplingRow], kernels: Kernels) -> Sa
 
 
 def _draw(logits: Tensor, rows: list[SamplingRow], kernels: Kernels) -> Tensor:
-    """int64 [R]: one token for each row."""
-    _ban(logits, rows)
-    if all(row.temperature == 0.0 for row in rows):
-        return logits.argmax(dim=-1)
-    vocab_size = logits.shape[-1]
-    return kernels.sample(
-        logits,
-        _tensor([row.temperature for row in rows], np.float32, logits),
-        _tensor([min(row.top_k or vocab_size, vocab_size) for row in rows], np.int32, logits),
-        _tensor([row.top_p for row in rows], np.float32, logits),
-        _tensor([row.seed for row in rows], np.uint64, logits).view(torch.int64),
-        _tensor([row.branch for row in rows], np.int32, logits),
-        _tensor([row.position for row in rows], np.int32, logits),
+    """int64 [R]: one token for each row, or -1."""
+    return kernels.sample(logits, _sampling_tensors(logits, rows)).token_ids
+
+
+def _sampling_tensors(logits: Tensor, rows: list[SamplingRow]) -> SamplingTensors:
+    """On the device, by one copy that nobody waits for. Each tensor begins at a multiple of 16 bytes, as kernels are
+    compiled for: other addresses would be other kernels."""
+    vocab_size, num_rows = logits.shape[-1], len(rows)
+    packed = np.zeros((8, -(-num_rows // 4) * 4), np.int32)
+    packed[:2].reshape(-1).view(np.uint64)[:num_rows] = np.array([row.seed for row in rows], np.uint64)
+    packed[2:5].view(np.float32)[:, :num_rows] = [
+        [r.temperature for r in rows],
+        [r.top_p for r in rows],
+        [r.min_p for r in rows],
+    ]
+    packed[5, :num_rows] = [min(row.top_k or vocab_size, vocab_size) for row in rows]
+    packed[6:, :num_rows] = [[row.branch for row in rows], [row.position for row in rows]]
+    words = _upload(packed, logits)
+    top_k, branches, positions = words[5:, :num_rows]
+    temperature, top_p, min_p = words[2:5].view(torch.float32)[:, :num_rows]
+    return SamplingTensors(
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        words[:2].view(-1).view(torch.int64)[:num_rows],
+        branches,
+        positions,
+        filters=any(_filters(row) for row in rows),
+        banned=_banned(logits, rows),
     )
+
+
+def _filters(row: SamplingRow) -> bool:
+    return row.temperature > 0.0 and (row.top_k is not None or row.top_p < 1.0 or row.min_p > 0.0)
+
+
+def _banned(logits: Tensor, rows: list[SamplingRow]) -> TokenRuns | None:
+    """Ids beyond the vocabulary cannot be drawn anyway."""
+    runs = [sorted({t for t in row.banned_token_ids if 0 <= t < logits.shape[-1]}) for row in rows]
+    if not any(runs):
+        return None
+    starts = np.cumsum([0, *map(len, runs)], dtype=np.int32)
+    tokens = np.array([token for run in runs for token in run], np.int32)
+    return TokenRuns(_upload(tokens, logits), _upload(starts, logits))
 
 
 def _candidates(logits: Tensor, rows: list[SamplingRow]) -> list[tuple[Candidate, ...]]:
     """Log-probabilities are taken before anything is banned."""
     log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     _ban(log_probs, rows)
-    found = likeliest(log_probs, [row.num_candidates for row in rows])
-    if not all(found):
-        raise ValueError("no token is left to choose candidates from")
-    return found
+    return likeliest(log_probs, [row.num_candidates for row in rows])
 
 
 def _ban(scores: Tensor, rows: list[SamplingRow]) -> None:
@@ -85,4 +117,10 @@ def _pick(logits: Tensor, indices: list[int]) -> Tensor:
 
 def _tensor(values: list[int] | list[float] | list[tuple[int, int]], dtype: type[np.generic], like: Tensor) -> Tensor:
     """On the device of ``like``."""
-    return torch.from_numpy(np.array(values, dtype)).to(like.device)
+    return _upload(np.array(values, dtype), like)
+
+
+def _upload(array: NDArray[np.generic], like: Tensor) -> Tensor:
+    """On the device of ``like``, which is not waited for."""
+    tensor = torch.from_numpy(array)
+    return tensor if like.is_cpu else tensor.pin_memory().to(like.device, non_blocking=True)

@@ -24,6 +24,8 @@ class SamplingRow:
     """Cannot be drawn: the stop tokens, until there are ``min_tokens``."""
     num_candidates: int = 0
     """Beam search: nothing is drawn; the so many likeliest tokens are wanted, with their log-probabilities."""
+    min_p: float = 0.0
+    """Tokens with less than so many times the likeliest one's probability are left out; 0.0: off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +38,5 @@ class StepResult:
     """Row → its ``num_candidates`` likeliest tokens that are not banned, likeliest first; of equals the lowest id.
 
     Log-probabilities are those of the model: float32 log-softmax of the logits, before anything is banned."""
+    nan_rows: frozenset[int] = frozenset()
+    """Of the rows without a token, those whose logits gave none: NaN among them, or none that is finite."""

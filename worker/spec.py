@@ -8,6 +8,12 @@ from typing import Literal
 
 SchedulingPolicy = Literal["fcfs", "priority", "shortest", "fair"]
 
+Quantization = Literal["int8", "fp8"]
+"""What the matrices of a checkpoint are rounded to when they are loaded."""
+
+KvCacheDtype = Literal["auto", "fp8_e4m3", "int8"]
+"""The dtype of K and V in the cache; auto: that of the activations."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
@@ -58,3 +64,8 @@ class WorkerSpec:
     """Tokens of prompts that may wait in the group. None: any number."""
     async_scheduling: bool = True
     """Plan the next step while one runs."""
+    enforce_eager: bool = False
+    """Record no graphs of decoding on GPUs."""
+    quantization: Quantization | None = None
+    """None: matrices as the checkpoint has them."""
+    kv_cache_dtype: KvCacheDtype = "auto"

@@ -3,7 +3,8 @@
 The wire form is one int32 buffer::
 
     [magic | kind | length | step | tokens_from_step | flags | num_seqs | num_tokens | num_table_updates |
-     num_table_blocks | num_copies | num_logits | reserved × 4]  seqs…  tokens…  tables…  copies…  logits…
+     num_table_blocks | num_copies | num_logits | graph_rows | graph_seq_len | reserved × 2]
+    seqs…  tokens…  tables…  copies…  logits…
 
 ``length`` counts the whole buffer in int32. Ranks keep one block table for each *slot* (a row of the persistent
 batch), so that a plan carries only what changed since the last one.
@@ -20,17 +21,29 @@ from numpy.typing import NDArray
 
 Int32Array: TypeAlias = NDArray[np.int32]
 
-MAGIC = 0x0C7A0001
+MAGIC = 0x0C7A0002
 """Identifies a plan; the low 16 bits are the version of the format."""
 
 HEADER_LENGTH = 16
 _NO_STEP = -1
+_NO_GRAPH = 0
 
 
 class PlanKind(enum.IntEnum):
     STEP = 1
     HEARTBEAT = 2
     SHUTDOWN = 3
+    CAPTURE = 4
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GraphKey:
+    """Which steps of decoding a captured graph serves."""
+
+    num_rows: int
+    """Sequences at the most; fewer are padded."""
+    max_seq_len: int
+    """Tokens of its longest sequence at the most, the new one among them."""
 
 
 def _empty() -> Int32Array:
@@ -62,6 +75,8 @@ class StepPlan:
     """[R] indices into the T tokens whose logits are needed."""
     share_sampled: bool = False
     """Rank 0 broadcasts the sampled tokens, because a later plan may refer to them."""
+    graph: GraphKey | None = None
+    """Of a CAPTURE: the graph that all ranks record now."""
 
 
 def pack_plan(plan: StepPlan) -> Int32Array:
@@ -78,7 +93,7 @@ def pack_plan(plan: StepPlan) -> Int32Array:
         plan.copies.ravel(),
         plan.logit_indices,
     ]
-    header[:12] = (
+    header[:14] = (
         MAGIC,
         plan.kind,
         sum(part.size for part in parts),
@@ -91,6 +106,8 @@ def pack_plan(plan: StepPlan) -> Int32Array:
         plan.table_blocks.size,
         len(plan.copies),
         plan.logit_indices.size,
+        _NO_GRAPH if plan.graph is None else plan.graph.num_rows,
+        _NO_GRAPH if plan.graph is None else plan.graph.max_seq_len,
     )
     return np.concatenate(parts)
 
@@ -107,7 +124,8 @@ def plan_length(header: Int32Array) -> int:
 def unpack_plan(buffer: Int32Array) -> StepPlan:
     """The plan that ``buffer`` begins with; its arrays are views. Raises ValueError when it is no whole plan."""
     length = plan_length(buffer)
-    _, kind, _, step, from_step, share, seqs, tokens, updates, blocks, copies, logits = map(int, buffer[:12])
+    _, kind, _, step, from_step, share, *counts = map(int, buffer[:14])
+    seqs, tokens, updates, blocks, copies, logits, graph_rows, graph_seq_len = counts
     sizes = [seqs, seqs, seqs, tokens, 3 * updates, blocks, 2 * copies, logits]
     if min(sizes) < 0 or HEADER_LENGTH + sum(sizes) != length or length > buffer.size:
         raise ValueError(
@@ -127,4 +145,5 @@ def unpack_plan(buffer: Int32Array) -> StepPlan:
         copies=parts[6].reshape(-1, 2),
         logit_indices=parts[7],
         share_sampled=bool(share),
+        graph=None if graph_rows == _NO_GRAPH else GraphKey(graph_rows, graph_seq_len),
     )

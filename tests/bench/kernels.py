@@ -1,6 +1,6 @@
 """Every kernel's time, and its share of what this machine can do.
 
-    python tests/bench/kernels.py [--device cpu|cuda] [--dtype float32|bfloat16|float16] [--threads N]
+    python tests/bench/kernels.py [--device cpu|cuda] [--dtype float32|bfloat16|float16] [--threads N] [--tiny]
 
 The roofline is measured in the same run: the bandwidth at which a large array is read (its sum), and the rate of a
 large matrix product. A kernel's best possible time is the larger of its bytes over the one and its operations over the
@@ -15,50 +15,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 
 import torch
 import torch.nn.functional as F
+from roofline import Work, measure, measure_roofline
 from torch import Tensor
 
 from octavo.kernels.backend import Kernels, select_kernels
 from octavo.kernels.cpu_environment import cpu_environment
-from octavo.kernels.kv_cache import KVCache, KVPool
+from octavo.kernels.kv_cache import LARGEST, SCALE_BYTES, KVCache, KVPool, quantize_tokens
+from octavo.kernels.quantized import Weight, quantize_fp8, quantize_int8
+from octavo.kernels.sampling import SamplingTensors
 
 NUM_QUERY_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCABULARY = 9, 3, 64, 576, 1536, 49152
 """SmolLM2-135M."""
 BLOCK_SIZE = 16
-
-
-@dataclass(frozen=True)
-class Work:
-    name: str
-    run: Callable[[], object]
-    num_bytes: float
-    num_operations: float = 0.0
-    capturable: bool = True
-
-
-@dataclass(frozen=True)
-class Roofline:
-    gb_per_s: float
-    gflop_per_s: float
-
-    def best_ms(self, work: Work) -> float:
-        return max(work.num_bytes / self.gb_per_s, work.num_operations / self.gflop_per_s) / 1e6
-
-
-@dataclass(frozen=True)
-class Figure:
-    name: str
-    ms: float
-    gb_per_s: float
-    gflop_per_s: float
-    share: float
 
 
 def main() -> None:
@@ -71,11 +45,12 @@ def main() -> None:
         torch.set_default_device(args.device)
     dtype = getattr(torch, args.dtype)
     kernels = select_kernels(torch.device(args.device))
-    roofline = measure_roofline(dtype)
+    roofline = measure_roofline(dtype, tiny=args.tiny)
     conditions = describe(args, kernels)
     print(conditions)
     print(f"roofline: {roofline.gb_per_s:.1f} GB/s read, {roofline.gflop_per_s:.0f} GFLOP/s")
-    figures = [measure(work, roofline) for work in all_works(kernels, dtype, args.device)]
+    repeats = (0.01,) if args.tiny else ()
+    figures = [measure(work, roofline, *repeats) for work in all_works(kernels, dtype, args.device, tiny=args.tiny)]
     print(f"{'kernel':44} {'ms':>9} {'GB/s':>8} {'GFLOP/s':>9} {'of roofline':>11}")
     for f in figures:
         print(f"{f.name:44} {f.ms:9.4f} {f.gb_per_s:8.1f} {f.gflop_per_s:9.1f} {f.share:11.0%}")
@@ -86,6 +61,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--tiny", action="store_true", help="a few small sizes, to see that everything runs")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     return parser.parse_args()
 
@@ -103,78 +79,65 @@ def describe(args: argparse.Namespace, kernels: Kernels) -> str:
     return f"{kernels.name} kernels, {args.dtype}, {where}, torch {torch.__version__}, {load}, SmolLM2-135M's sizes"
 
 
-def measure(work: Work, roofline: Roofline) -> Figure:
-    ms = time_ms(work.run, capturable=work.capturable)
-    share = roofline.best_ms(work) / ms
-    return Figure(work.name, ms, work.num_bytes / ms / 1e6, work.num_operations / ms / 1e6, share)
-
-
-def time_ms(run: Callable[[], object], *, capturable: bool = True) -> float:
-    if torch.get_default_device().type == "cuda":
-        from triton.testing import do_bench, do_bench_cudagraph
-
-        return float(do_bench_cudagraph(run, rep=20) if capturable else do_bench(run, warmup=5, rep=20))
-    for _ in range(3):
-        run()
-    times: list[float] = []
-    end = time.perf_counter() + 0.4
-    while len(times) < 5 or (time.perf_counter() < end and len(times) < 2000):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) * 1e3
-
-
-def measure_roofline(dtype: torch.dtype) -> Roofline:
-    on_gpu = torch.get_default_device().type == "cuda"
-    array = torch.ones((1 << 30 if on_gpu else 1 << 28) // 4, dtype=torch.float32)
-    size = 8192 if on_gpu else 2048
-    matrix = torch.randn(size, size).to(dtype)
-    read_ms = time_ms(lambda: array.sum())
-    product_ms = time_ms(lambda: matrix @ matrix)
-    return Roofline(array.numel() * 4 / read_ms / 1e6, 2 * size**3 / product_ms / 1e6)
-
-
-def all_works(kernels: Kernels, dtype: torch.dtype, device: str) -> Iterator[Work]:
+def all_works(kernels: Kernels, dtype: torch.dtype, device: str, *, tiny: bool) -> Iterator[Work]:
     """On a GPU with more sequences and longer ones, so that there is work for it."""
-    many, long, chunk = (128, 4096, 2048) if device == "cuda" else (16, 1024, 512)
-    for num_seqs, query_len, seq_len in [(1, 1, long), (many, 1, long), (1, chunk, chunk), (1, chunk, 2 * chunk)]:
+    many, long, chunk = (2, 64, 32) if tiny else (128, 4096, 2048) if device == "cuda" else (16, 1024, 512)
+    sizes = [(1, 1, long), (many, 1, long), (1, 1, 8 * long), (1, chunk, chunk), (1, chunk, 2 * chunk)]
+    for num_seqs, query_len, seq_len in sizes:
         work = attention_work(kernels, dtype, num_seqs, query_len, seq_len)
         yield work
         if device == "cpu":
             yield gathered_attention_work(work.name, dtype, num_seqs, query_len, seq_len)
+        for kv_dtype in LARGEST if query_len == 1 else ():
+            yield attention_work(kernels, dtype, num_seqs, query_len, seq_len, kv_dtype)
     for rows in (1, many, chunk):
         yield from row_works(kernels, dtype, rows)
     yield copy_work(kernels, dtype, num_copies=8)
-    for rows in (1, 16):
+    for rows in (1, 16) if not tiny else (2,):
         yield from sample_works(kernels, rows)
-    for rows in (1, 4, 16, 64, 512):
-        for size_in, size_out in [(HIDDEN, 2 * INTERMEDIATE), (HIDDEN, VOCABULARY)]:
+    for rows in (1, 4, 16, 64, 512) if not tiny else (2,):
+        for size_in, size_out in [(HIDDEN, 2 * INTERMEDIATE), (HIDDEN, VOCABULARY)][: 1 if tiny else 2]:
             yield from linear_works(kernels, dtype, rows, size_in, size_out)
 
 
-def attention_sizes(dtype: torch.dtype, num_seqs: int, query_len: int, seq_len: int) -> tuple[float, float]:
-    """Bytes of K, V, query and output; operations of the part of the score matrix that is visible."""
+def attention_sizes(
+    dtype: torch.dtype, num_seqs: int, query_len: int, seq_len: int, kv_dtype: torch.dtype | None = None
+) -> tuple[float, float]:
+    """Bytes of K, V, their scales, query and output; operations of the part of the score matrix that is visible."""
     visible = query_len * (seq_len - query_len) + query_len * (query_len + 1) / 2
-    elements = 2 * seq_len * NUM_KV_HEADS + 2 * query_len * NUM_QUERY_HEADS
-    return num_seqs * elements * HEAD_DIM * dtype.itemsize, num_seqs * 4 * NUM_QUERY_HEADS * HEAD_DIM * visible
+    per_token = HEAD_DIM * dtype.itemsize if kv_dtype is None else HEAD_DIM * kv_dtype.itemsize + SCALE_BYTES
+    num_bytes = 2 * seq_len * NUM_KV_HEADS * per_token + 2 * query_len * NUM_QUERY_HEADS * HEAD_DIM * dtype.itemsize
+    return num_seqs * num_bytes, num_seqs * 4 * NUM_QUERY_HEADS * HEAD_DIM * visible
 
 
-def attention_work(kernels: Kernels, dtype: torch.dtype, num_seqs: int, query_len: int, seq_len: int) -> Work:
+def attention_work(
+    kernels: Kernels,
+    dtype: torch.dtype,
+    num_seqs: int,
+    query_len: int,
+    seq_len: int,
+    kv_dtype: torch.dtype | None = None,
+) -> Work:
+    """``kv_dtype`` None: K and V as the query is."""
     blocks = seq_len // BLOCK_SIZE
-    cache = torch.randn(2, num_seqs * blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM).to(dtype)
+    data = torch.randn(2, num_seqs * blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM).to(dtype)
+    if kv_dtype is None:
+        layer = KVCache(data[0], data[1])
+    else:
+        values, scales = quantize_tokens(data, kv_dtype)
+        layer = KVCache(values[0], values[1], scales[0], scales[1])
     tables = torch.randperm(num_seqs * blocks).view(num_seqs, blocks).int()
     lens = torch.full((num_seqs,), seq_len, dtype=torch.int32)
     starts = torch.arange(num_seqs + 1, dtype=torch.int32) * query_len
     query = torch.randn(num_seqs * query_len, NUM_QUERY_HEADS, HEAD_DIM).to(dtype)
-    layer = KVCache(cache[0], cache[1])
     limits = {"max_query_len": query_len, "max_seq_len": seq_len}
 
     def run() -> Tensor:
         return kernels.paged_attention(query, layer, tables, lens, starts, scale=HEAD_DIM**-0.5, **limits)
 
-    name = f"attention, {num_seqs} × {query_len} queries, {seq_len} keys"
-    return Work(name, run, *attention_sizes(dtype, num_seqs, query_len, seq_len))
+    kind = "" if kv_dtype is None else f", {str(kv_dtype)[6:]} KV"
+    name = f"attention, {num_seqs} × {query_len} queries, {seq_len} keys{kind}"
+    return Work(name, run, *attention_sizes(dtype, num_seqs, query_len, seq_len, kv_dtype))
 
 
 def gathered_attention_work(name: str, dtype: torch.dtype, num_seqs: int, query_len: int, seq_len: int) -> Work:
@@ -243,31 +206,36 @@ def sample_works(kernels: Kernels, rows: int) -> Iterator[Work]:
         ("top_k 50, top_p 0.9", 0.7, 50, 0.9),
         ("top_p 0.9", 0.7, VOCABULARY, 0.9),
     ]:
-        parameters = (
+        parameters = SamplingTensors(
             torch.full((rows,), temperature),
             torch.full((rows,), top_k, dtype=torch.int32),
             torch.full((rows,), top_p),
+            torch.zeros(rows),
             torch.arange(rows),
             integers,
             integers,
+            filters=top_k < VOCABULARY or top_p < 1.0,
         )
-        # Whether a row is filtered is asked of the device, which a graph cannot do.
         yield Work(
             f"sample, {name}, {rows} rows",
-            lambda parameters=parameters: kernels.sample(logits, *parameters),  # type: ignore[misc]
+            lambda parameters=parameters: kernels.sample(logits, parameters),  # type: ignore[misc]
             logits.numel() * 4,
-            capturable=False,
         )
 
 
 def linear_works(kernels: Kernels, dtype: torch.dtype, rows: int, size_in: int, size_out: int) -> Iterator[Work]:
-    weight = torch.randn(size_out, size_in).to(dtype)
-    x = torch.randn(rows, size_in).to(dtype)
-    packed = kernels.prepare_linear(weight)
-    num_bytes = (weight.numel() + x.numel() + rows * size_out) * dtype.itemsize
-    name = f"linear, {rows} rows, {size_in} × {size_out}"
-    yield Work(name, lambda: packed(x), num_bytes, 2 * rows * weight.numel())
-    yield Work(f"  torch: {name[8:]}", lambda: F.linear(x, weight), num_bytes, 2 * rows * weight.numel())
+    """Quantised weights are held against the roofline of plain numbers: at many rows they may pass it."""
+    weight, x = torch.randn(size_out, size_in).to(dtype), torch.randn(rows, size_in).to(dtype)
+    size, operations = f"{rows} rows, {size_in} × {size_out}", 2 * rows * weight.numel()
+    in_and_out = (x.numel() + rows * size_out) * dtype.itemsize
+    weights: dict[str, Weight] = {"": weight, ", int8": quantize_int8(weight)}
+    if weight.is_cuda:
+        weights[", fp8"] = quantize_fp8(weight)
+    for kind, each in weights.items():
+        packed = kernels.prepare_linear(each)
+        num_bytes = in_and_out + (weight.nbytes if isinstance(each, Tensor) else weight.numel() + 4 * size_out)
+        yield Work(f"linear{kind}, {size}", lambda packed=packed: packed(x), num_bytes, operations)  # type: ignore[misc]
+    yield Work(f"  torch: {size}", lambda: F.linear(x, weight), in_and_out + weight.nbytes, operations)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ REFUSED = {
     "--replicas: must be at least 1, got 0": {"replicas": 0},
     "--max-num-seqs: must be a whole number, got many": {"max_num_seqs": "many"},
     "--dtype: must be one of 'auto', 'float32', 'bfloat16' or 'float16', got fp8": {"dtype": "fp8"},
+    "--quantization: must be one of 'int8' or 'fp8', got int4": {"quantization": "int4"},
+    "--kv-cache-dtype: must be one of 'auto', 'fp8_e4m3' or 'int8', got fp8": {"kv_cache_dtype": "fp8"},
     "--gpu-memory-utilization: must be at most 1.0, got 1.5": {"gpu_memory_utilization": 1.5},
     "--gpu-memory-utilization: must be a finite number, got nan": {"gpu_memory_utilization": "nan"},
     "--kv-cache-memory-bytes: must be a size in bytes, such as 2GiB, got lots": {"kv_cache_memory_bytes": "lots"},
@@ -131,6 +133,9 @@ def test_the_workers_are_told() -> None:
     told = spec_of({"target_itl_ms": 50, "scheduling_policy": "fair", "max_output_tokens": 7, "max_queued_requests": 8})
     assert (told.target_itl_s, told.scheduling_policy) == (0.05, "fair")
     assert (told.max_output_tokens, told.max_queued_requests, told.max_queued_tokens) == (7, 8, None)
+    assert spec_of({"enforce_eager": True}).enforce_eager
+    told = spec_of({"quantization": "fp8", "kv_cache_dtype": "int8"})
+    assert (told.quantization, told.kv_cache_dtype) == ("fp8", "int8")
     told = spec_of({"max_queued_tokens": 9, "async_scheduling": False, "priority_aging_s": 5})
     assert (told.max_queued_tokens, told.async_scheduling, told.priority_aging_s) == (9, False, 5.0)
 
@@ -138,6 +143,7 @@ def test_the_workers_are_told() -> None:
 def test_the_workers_defaults_are_those_of_the_configuration() -> None:
     told, own = spec_of({}), {field.name: field.default for field in dataclasses.fields(WorkerSpec)}
     names = ["scheduling_policy", "target_itl_s", "priority_aging_s", "async_scheduling", "max_queued_tokens"]
+    names += ["enforce_eager", "quantization", "kv_cache_dtype"]
     assert [getattr(told, name) for name in names] == [own[name] for name in names]
     assert told.gpu_memory_utilization == KvBudget().gpu_memory_utilization == 0.9
 

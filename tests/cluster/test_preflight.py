@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from octavo.cluster.config import ServeConfig
 from octavo.cluster.preflight import check_memory, check_model, fit_context
+from octavo.kernels.kv_cache import bytes_per_block
 from octavo.worker.errors import ConfigurationError
+from octavo.worker.host_memory import host_memory
 
 CONTEXT = 4096
 BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 64 * 4
 """Layers × (K, V) × KV heads × block size × head_dim × float32."""
+BYTES_PER_INT8_BLOCK = bytes_per_block(2, 2, 16, 64, torch.int8)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,9 @@ def config(**values: Any) -> ServeConfig:
     return ServeConfig.parse({"device": "cpu", **values})
 
 
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+
+
 def fitted(folder: Path, **values: Any) -> tuple[int | None, list[str]]:
     notes: list[str] = []
     return fit_context(config(**values), folder, notes.append).max_model_len, notes
@@ -53,6 +61,8 @@ def test_a_context_that_was_not_set_is_lowered_to_what_a_set_number_of_blocks_ho
     [
         ({"device": "cpu"}, 16 * (2**20 // BYTES_PER_BLOCK)),
         ({"device": "cpu", "dtype": "bfloat16"}, 16 * (2**20 // BYTES_PER_BLOCK)),
+        ({"device": "cpu", "kv_cache_dtype": "int8"}, 16 * (2**20 // BYTES_PER_INT8_BLOCK)),
+        ({"device": "cuda", "kv_cache_dtype": "fp8_e4m3"}, 16 * (2**20 // BYTES_PER_INT8_BLOCK)),
         ({"device": "cpu", "tensor_parallel_size": 2}, 32 * (2**20 // BYTES_PER_BLOCK)),
         ({"device": "cuda", "dtype": "bfloat16"}, 32 * (2**20 // BYTES_PER_BLOCK)),
     ],
@@ -98,6 +108,39 @@ def test_what_contradicts_the_models_own_context_is_refused(
     monkeypatch.setattr("octavo.worker.model.check.check_model_folder", lambda folder: None)
     with pytest.raises(ConfigurationError, match=message):
         check_model(config(model=str(folder), **values), folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "changes", "message"),
+    [
+        (
+            {"quantization": "fp8"},
+            {},
+            r"--quantization fp8 needs a GPU of compute capability 8\.9 .* the device is cpu",
+        ),
+        ({"quantization": "int8", "dtype": "bfloat16"}, {}, r"--dtype bfloat16 says nothing with --quantization int8"),
+        ({"quantization": "int8"}, {"quantization_config": AWQ}, r"int8, but .* quantised already, as 4-bit AWQ in gr"),
+        ({"quantization": "fp8", "device": "cuda"}, {"quantization_config": AWQ}, r"fp8, but .* quantised already, as"),
+        ({}, {"head_dim": 512}, r"the model's head_dim is 512; the kernels go up to 256"),
+    ],
+)
+def test_what_the_device_cannot_run_is_refused(
+    values: dict[str, Any], changes: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    stored = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stored | changes))
+    with pytest.raises(ConfigurationError, match=message):
+        check_model(config(model=str(tmp_path), **values), tmp_path)
+
+
+def test_a_quantised_copy_of_the_weights_takes_less_memory(folder: Path, tmp_path: Path) -> None:
+    """As many replicas as hold the float32 file do not fit; quantised ones do."""
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(host_memory().available)
+    with pytest.raises(ConfigurationError, match="--replicas: 1 worker groups need"):
+        check_memory(config(model="some/model"), tmp_path)
+    check_memory(config(model="some/model", quantization="int8"), tmp_path)
 
 
 @pytest.mark.parametrize(

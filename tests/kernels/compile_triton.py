@@ -1,15 +1,39 @@
-"""Compiles every Triton kernel without a GPU: ``python compile_triton.py sm_80 sm_90 sm_100 gfx942``."""
+"""Compiles Triton kernels without a GPU and prints what each takes: ``python compile_triton.py sm_80 gfx942``.
+
+A kernel that is ``hot`` must not spill registers, and none may need more shared memory than the target has. Exit code 1
+names those that do. A file of kernels has a function here that yields its cases; ``CASES`` lists them.
+"""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from octavo.kernels import triton_attention, triton_cache, triton_elementwise, triton_sample
+from octavo.kernels import (
+    triton_attention,
+    triton_cache,
+    triton_elementwise,
+    triton_linear_int4,
+    triton_linear_scaled,
+    triton_sample,
+    triton_sample_filter,
+)
+from octavo.kernels.triton_attention_kernels import paged_attention_kernel, reduce_splits_kernel
+from octavo.kernels.triton_attention_launch import Device, Launch, Shape, choose_launches, invariant_launch
+from octavo.kernels.triton_linear_tiles import TILES_IN_GROUP, Tile
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -17,86 +41,374 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+SHARED_MEMORY_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
+"""What one program may have."""
+
+DEVICES = {
+    "sm_80": Device(108, capability=80),
+    "sm_90": Device(132, capability=90),
+    "sm_100": Device(148, capability=100),
+    "gfx942": Device(304, is_amd=True),
+}
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
-def compile_kernel(kernel: Any, target: GPUTarget, types: dict[str, str], **constants: int) -> None:
-    """Arguments that are neither typed nor constant are int32."""
-    signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
-    compiled = triton.compile(ASTSource(kernel, signature, constexprs=constants), target=target)
-    assert compiled.asm, kernel.__name__
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one set of constants."""
+
+    name: str
+    kernel: Any
+    types: Mapping[str, str]
+    """Types of arguments, ``*bf16`` for pointers; what is neither typed nor constant is int32."""
+    constants: Mapping[str, object] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int | None = None
+    """None: the target's default."""
+    hot: bool = False
+    """It may not spill."""
 
 
-def compile_attention(target: GPUTarget, dtype: str, head_dim: int, max_query_len: int) -> None:
-    launch = triton_attention.choose_launch(3, max_query_len, 4 if dtype == "fp32" else 2)
-    pointers = dict.fromkeys(("query", "key_cache", "value_cache", "out"), f"*{dtype}")
-    tables = dict.fromkeys(("tables", "seq_lens", "starts"), "*i32")
-    compile_kernel(
-        triton_attention.paged_attention_kernel,
-        target,
-        {**pointers, **tables, "scale": "fp32"},
-        GROUP=3,
-        HEAD_DIM=head_dim,
-        DIM_PADDED=head_dim,
-        ROWS=launch.rows,
-        BLOCK_Q=launch.block_q,
-        TILE=launch.tile,
-        UPCAST=False,
+@dataclass(frozen=True)
+class Usage:
+    registers: int
+    spilled: int
+    """Bytes of each thread's private memory: nothing but spilled registers lies there."""
+    shared_bytes: int
+
+
+def attention_cases(target: str) -> Iterator[Case]:
+    device = DEVICES[target]
+    wanted: list[tuple[str, str, int, tuple[str, ...], tuple[bool, ...]]] = [
+        ("bf16", "bf16", 128, (), (True, False)),
+        ("bf16", "fp8", 128, (), (True,)),
+        ("fp32", "fp32", 64, (), (False,)),
+    ]
+    if target in ("sm_80", "gfx942"):
+        # They have the least registers and shared memory, and these take the most, also to compile.
+        wanted.append(("bf16", "int8", 128, (), (False,)))
+        wanted.append(("fp16", "fp16", 256, ("sliding_window", "cap_scale"), (False,)))
+    for dtype, cache, head_dim, options, one_block in wanted:
+        shape = Shape(4, head_dim, BYTES[dtype], BYTES[cache])
+        for launch in choose_launches(shape, device, 8, 8, 512, 8192):
+            if launch.one_block in one_block:
+                name = f"{cache} {head_dim} {'decode' if launch.one_block else 'prefill'}"
+                yield attention_case(name, dtype, cache, shape, launch, device, options)
+    shape = Shape(4, 128, 2, 2)
+    yield attention_case("bf16 128 batch invariant", "bf16", "bf16", shape, invariant_launch(shape, device), device, ())
+    yield Case(
+        "attention reduce 256",
+        reduce_splits_kernel,
+        {
+            **pointers("fp32", "partial", "partial_sums"),
+            **pointers("i32", "seq_lens", "starts"),
+            "out": "*bf16",
+        },
+        {
+            "sliding_window": None,
+            "HEAD_DIM": 256,
+            "DIM_PADDED": 256,
+            "BLOCK_Q": 4,
+            "TILE": 32,
+            "NUM_SPLITS": 64,
+            "CHUNK": triton_attention.REDUCED_AT_ONCE,
+        },
+        hot=True,
     )
 
 
-def compile_rest(target: GPUTarget, dtype: str) -> None:
-    def pointers(*names: str) -> dict[str, str]:
-        return dict.fromkeys(names, f"*{dtype}")
+def attention_case(
+    name: str, dtype: str, cache: str, shape: Shape, launch: Launch, device: Device, options: tuple[str, ...]
+) -> Case:
+    stored = {"fp8": "fp8e4nv" if device.has_fp8 else "u8", "int8": "i8"}.get(cache, cache)
+    types = {
+        **pointers(dtype, "query", "out"),
+        **pointers(stored, "key_cache", "value_cache"),
+        **pointers("fp32", "key_scales", "value_scales", "partial", "partial_sums"),
+        **pointers("i32", "tables", "seq_lens", "starts"),
+        "cap_scale": "fp32",
+        "score_scale": "fp32",
+    }
+    absent = {"sliding_window", "cap_scale"} - set(options)
+    absent |= set() if stored != dtype else {"key_scales", "value_scales"}
+    absent |= set() if launch.num_splits > 1 else {"partial", "partial_sums"}
+    constants = {
+        "GROUP": shape.group,
+        "HEAD_DIM": shape.head_dim,
+        "DIM_PADDED": shape.dim_padded,
+        "BLOCK_SIZE": 16,
+        "ROWS": launch.rows,
+        "BLOCK_Q": launch.block_q,
+        "TILE": launch.tile,
+        "NUM_SPLITS": launch.num_splits,
+        "ONE_BLOCK": launch.one_block,
+        "FULL_TILES": launch.full_tiles,
+        "UPCAST": False,
+    }
+    return Case(
+        f"attention {name}",
+        paged_attention_kernel,
+        {name: type_ for name, type_ in types.items() if name not in absent},
+        {**dict.fromkeys(absent), **constants},
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        hot=True,
+    )
 
-    compile_kernel(
-        triton_cache.write_kv_kernel,
-        target,
-        {**pointers("key", "value", "key_cache", "value_cache"), "slots": "*i64"},
-        NUM_HEADS=3,
-        HEAD_DIM=64,
-        HEADS_PADDED=4,
-        DIM_PADDED=64,
+
+def linear_cases(target: str) -> Iterator[Case]:
+    """Decode and prefill, and the batch-invariant tile. Groups of 32 take more registers than longer ones."""
+    tiles = triton_linear_scaled.TILES_OF_BYTES
+    yield gemm_case("int8 decode", target, "i8", tiles[-1], scratch="*i32")
+    yield gemm_case("int8 prefill", target, "i8", tiles[0])
+    if target in ("sm_90", "sm_100"):
+        yield gemm_case("fp8 prefill", target, "fp8e4nv", tiles[0])
+    yield gemm_case("invariant bf16", target, "bf16", triton_linear_scaled.FIXED_TILES[2])
+    int4_tiles = triton_linear_int4.tiles_for(DEVICES[target])
+    yield int4_case("int4 decode, groups of 32", target, int4_tiles[-1], run=1, scratch="*fp32")
+    yield int4_case("int4 prefill, groups of 128", target, int4_tiles[0], run=4)
+    yield Case(
+        "linear quantize_rows int8",
+        triton_linear_scaled.quantize_rows_kernel,
+        {"x": "*bf16", "values": "*i8", "scales": "*fp32"},
+        {"LARGEST": 127.0, "SMALLEST_SCALE": 1e-8, "BLOCK": 16384},
+        num_warps=16,
+        hot=True,
     )
-    compile_kernel(triton_cache.copy_blocks_kernel, target, {**pointers("cache"), "copies": "*i32"}, CHUNK=2048)
-    compile_kernel(
-        triton_elementwise.rms_norm_kernel,
-        target,
-        {**pointers("x", "weight", "residual", "out"), "eps": "fp32"},
-        WIDTH=576,
-        WIDTH_PADDED=1024,
-        HAS_RESIDUAL=True,
-    )
-    compile_kernel(
-        triton_elementwise.rotary_kernel,
-        target,
-        {**pointers("query", "key"), "positions": "*i64", "cos_sin": "*fp32"},
-        NUM_QUERY_HEADS=9,
-        NUM_KEY_HEADS=3,
-        HALF=32,
-        QUERY_PADDED=16,
-        KEY_PADDED=4,
-        HALF_PADDED=32,
-    )
-    compile_kernel(triton_elementwise.silu_mul_kernel, target, pointers("gate_up", "out"), BLOCK=1024)
 
 
-def main(target: GPUTarget) -> None:
-    for dtype in ("fp32", "bf16", "fp16"):
-        compile_rest(target, dtype)
-        for head_dim in (64, 128):
-            compile_attention(target, dtype, head_dim, max_query_len=1)
-    compile_attention(target, "bf16", 64, max_query_len=512)
-    integers = dict.fromkeys(("branches", "positions"), "*i32")
-    compile_kernel(
-        triton_sample.draw_kernel,
-        target,
-        {"logits": "*fp32", "temperatures": "*fp32", "seeds": "*i64", "best": "*fp64", "winner": "*i64", **integers},
-        PART=triton_sample.PART,
-        BLOCK=1024,
+def gemm_case(name: str, target: str, dtype: str, tile: Tile, scratch: str | None = None) -> Case:
+    scales = dict.fromkeys(("row_scales", "column_scales"), None if dtype == "bf16" else "*fp32")
+    types = {"x": f"*{dtype}", "weight": f"*{dtype}", **scales}
+    return tile_case(name, target, triton_linear_scaled.gemm_kernel, types, {"INNER": tile.inner}, tile, scratch)
+
+
+def int4_case(name: str, target: str, tile: Tile, run: int, scratch: str | None = None) -> Case:
+    sixteen, mantissa = triton_linear_int4.SIXTEEN[torch.bfloat16]
+    constants = {
+        "QUARTERS_PER_GROUP": run,
+        "RUN": run,
+        "QUARTER": triton_linear_int4.QUARTER,
+        "EVEN": True,
+        "SIXTEEN": sixteen,
+        "MANTISSA": mantissa,
+        "PTX": not DEVICES[target].is_amd,
+    }
+    types = {"x": "*bf16", "words": "*i16", **pointers("fp16", "scales", "minimums")}
+    return tile_case(name, target, triton_linear_int4.int4_gemm_kernel, types, constants, tile, scratch)
+
+
+def tile_case(
+    name: str,
+    target: str,
+    kernel: Any,
+    types: Mapping[str, str | None],
+    constants: Mapping[str, object],
+    tile: Tile,
+    scratch: str | None,
+) -> Case:
+    """Arguments without a type are absent; ``scratch`` has one if sums are split."""
+    types = {**types, "out": "*bf16", "bias": None, "scratch": scratch, "counters": scratch and "*i32"}
+    return Case(
+        f"linear {name}",
+        kernel,
+        {name: type_ for name, type_ in types.items() if type_ is not None},
+        {
+            **{name: None for name, type_ in types.items() if type_ is None},
+            **constants,
+            "ROWS": tile.rows,
+            "COLUMNS": tile.columns,
+            "GROUP": TILES_IN_GROUP,
+            "UPCAST": False,
+        },
+        **tile.options(DEVICES[target]),
+        hot=True,
     )
+
+
+def cache_cases(target: str) -> Iterator[Case]:
+    for dtype, stored, largest in (("bf16", "bf16", None), ("bf16", "i8", 127.0), ("bf16", "u8", 448.0)):
+        scales = pointers("fp32", "key_scales", "value_scales")
+        yield Case(
+            f"write_kv {dtype} to {stored}",
+            triton_cache.write_kv_kernel,
+            {
+                **pointers(dtype, "key", "value"),
+                **pointers(stored, "key_cache", "value_cache"),
+                **({} if largest is None else scales),
+                "slots": "*i64",
+            },
+            {
+                **(dict.fromkeys(scales) if largest is None else {}),
+                "LARGEST_VALUE": largest,
+                "SMALLEST": 1e-8,
+                "BLOCK_SIZE": 16,
+                "NUM_HEADS": 8,
+                "HEAD_DIM": 128,
+                "HEADS_PADDED": 8,
+                "DIM_PADDED": 128,
+            },
+            hot=True,
+        )
+    yield Case(
+        "copy_blocks",
+        triton_cache.copy_blocks_kernel,
+        {"data": "*u8", "copies": "*i32"},
+        {"CHUNK": triton_cache.COPY_CHUNK},
+        hot=True,
+    )
+
+
+def elementwise_cases(target: str) -> Iterator[Case]:
+    for activation, (dtype, width) in enumerate((("fp32", 576), ("bf16", 4096), ("fp16", 16384))):
+        yield Case(
+            f"rms_norm {dtype} {width}",
+            triton_elementwise.rms_norm_kernel,
+            {**pointers(dtype, "x", "weight", "residual", "out"), "eps": "fp32"},
+            {"WIDTH": width, "WIDTH_PADDED": triton.next_power_of_2(width), "HAS_RESIDUAL": True},
+            num_warps=triton_elementwise.rms_norm_warps(width),
+            hot=True,
+        )
+        yield Case(
+            f"rotary {dtype}",
+            triton_elementwise.rotary_kernel,
+            {**pointers(dtype, "query", "key"), "positions": "*i64", "cos_sin": "*fp32"},
+            {
+                "NUM_QUERY_HEADS": 9,
+                "NUM_KEY_HEADS": 3,
+                "HALF": 32,
+                "QUERY_PADDED": 16,
+                "KEY_PADDED": 4,
+                "HALF_PADDED": 32,
+            },
+            hot=True,
+        )
+        yield Case(
+            f"act_mul {dtype}",
+            triton_elementwise.act_mul_kernel,
+            pointers(dtype, "gate_up", "out"),
+            {"ACTIVATION": activation, "BLOCK": triton_elementwise.ACT_BLOCK},
+            hot=True,
+        )
+
+
+def sample_cases(target: str) -> Iterator[Case]:
+    rows = pointers("fp32", "temperatures", "top_ps", "min_ps", "thresholds") | {"top_ks": "*i32"}
+    parts = pointers("fp32", "peak_of", "sum_of") | {"best_of": "*fp64", "winner_of": "*i32"}
+    edits = pointers("fp32", "logits", "repetitions", "frequencies", "presences")
+    runs = pointers("i32", "tokens", "starts", "counts")
+    for filtered, edited in ((False, False), (True, True)):
+        yield Case(
+            f"draw{' filtered, edited' if filtered else ''}",
+            triton_sample.draw_kernel,
+            {**rows, **parts, **pointers("fp32", "given", "logits"), **pointers("i32", "branches", "positions")}
+            | {"seeds": "*i64"},
+            {"FILTERED": filtered, "EDITED": edited, "PART": triton_sample.PART, "BLOCK": triton_sample.DRAW_BLOCK},
+            hot=True,
+        )
+    yield Case(
+        "sampling threshold",
+        triton_sample_filter.threshold_kernel,
+        {**rows, "logits": "*fp32"},
+        {"BLOCK": triton_sample_filter.BLOCK},
+        num_warps=triton_sample_filter.NUM_WARPS,
+        hot=True,
+    )
+    finish = {**parts, **pointers("fp32", "given", "logprobs"), "token_ids": "*i64"}
+    yield Case("sampling finish", triton_sample.finish_kernel, finish, {"PARTS_PADDED": 16}, hot=True)
+    edit = {"BLOCK": triton_sample.EDIT_BLOCK}
+    yield Case("sampling penalties", triton_sample.penalise_kernel, {**edits, **runs}, edit)
+    yield Case("sampling bans", triton_sample.ban_kernel, {**edits, **runs}, edit)
+
+
+CASES: tuple[Callable[[str], Iterator[Case]], ...] = (
+    attention_cases,
+    cache_cases,
+    elementwise_cases,
+    linear_cases,
+    sample_cases,
+)
+
+
+def pointers(dtype: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, f"*{dtype}")
+
+
+def compile_case(case: Case, target: GPUTarget) -> Usage:
+    names = case.kernel.arg_names
+    signature = {name: case.types.get(name, "constexpr" if name in case.constants else "i32") for name in names}
+    # As at a launch: tensors begin at multiples of 16 bytes, and the strides of their rows are multiples of 16 too.
+    aligned = [
+        i for i, name in enumerate(names) if signature[name][0] == "*" or name.endswith(("_stride", "_bytes", "_in"))
+    ]
+    source = ASTSource(
+        case.kernel,
+        signature,
+        constexprs=dict(case.constants),
+        attrs={(index,): [["tt.divisibility", 16]] for index in aligned},
+    )
+    stages = {} if case.num_stages is None else {"num_stages": case.num_stages}
+    compiled = triton.compile(source, target=target, options={"num_warps": case.num_warps, **stages})
+    # What does not fit Blackwell's memory for accumulators is compiled to this, without a word.
+    assert "trap;" not in compiled.asm.get("ptx", ""), case.name
+    shared = compiled.metadata.shared
+    return nvidia_usage(compiled.asm["cubin"], shared) if target.backend == "cuda" else amd_usage(compiled.asm, shared)
+
+
+def nvidia_usage(cubin: bytes, shared_bytes: int) -> Usage:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        dump = subprocess.run(
+            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        )
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", dump.stdout)
+    assert found, dump.stdout
+    registers, stack, static, local = map(int, found.groups())
+    return Usage(registers, stack + local, max(shared_bytes, static))
+
+
+def amd_usage(asm: Mapping[str, str], shared_bytes: int) -> Usage:
+    def count(name: str) -> int:
+        return int(re.findall(rf"\.{name}:\s+(\d+)", asm["amdgcn"])[-1])
+
+    # A scalar register that is spilled lies in a vector register, which costs little.
+    return Usage(
+        count("vgpr_count"), count("private_segment_fixed_size"), max(shared_bytes, count("group_segment_fixed_size"))
+    )
+
+
+def report(target: str) -> tuple[str, list[str]]:
+    """A table of what the kernels take, and the names of those that take too much, or do not compile."""
+    lines, failed = [target], []
+    for case in (case for cases in CASES for case in cases(target)):
+        verdict, passed = judge(case, target)
+        lines.append(f"  {case.name:36} {verdict}")
+        failed += [] if passed else [f"{target} {case.name}"]
+    return "\n".join(lines), failed
+
+
+def judge(case: Case, target: str) -> tuple[str, bool]:
+    try:
+        usage = compile_case(case, TARGETS[target])
+    except Exception as error:
+        return f"DOES NOT COMPILE: {error}".replace("\n", "\n    "), False
+    too_much = (case.hot and usage.spilled > 0) or usage.shared_bytes > SHARED_MEMORY_BYTES[target]
+    takes = f"{usage.registers:4} registers {usage.shared_bytes / 1024:6.1f} KiB shared {usage.spilled:5} spilled"
+    return takes + "  TOO MUCH" * too_much, not too_much
+
+
+def main(targets: list[str]) -> int:
+    failed: list[str] = []
+    with ProcessPoolExecutor(max_workers=2, mp_context=get_context("fork")) as pool:
+        for table, names in pool.map(report, targets):
+            print(table, flush=True)
+            failed += names
+    print(f"failed: {', '.join(failed)}" if failed else "all fit")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        main(TARGETS[name])
-        print(name)
+    sys.exit(main(sys.argv[1:]))

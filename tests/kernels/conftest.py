@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 from torch import Tensor
 
+from octavo.kernels import reference
 from octavo.kernels.backend import Kernels, cpu_kernels, reference_kernels, triton_kernels
-from octavo.kernels.kv_cache import KVCache
+from octavo.kernels.kv_cache import LARGEST, KVCache, quantize_tokens
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
@@ -48,6 +51,31 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session")
+def wide_kernels(kernels: Kernels) -> Kernels:
+    """As on a machine of 64 multiprocessors, which Triton fills by dividing the keys of a sequence, or a sum."""
+    return with_triton_options(kernels, num_multiprocessors=64)
+
+
+@pytest.fixture(scope="session")
+def invariant_kernels(kernels: Kernels) -> Kernels:
+    return with_triton_options(kernels, batch_invariant=True)
+
+
+def with_triton_options(kernels: Kernels, **options: Any) -> Kernels:
+    """Other backends stay as they are."""
+    if kernels.name != "triton":
+        return kernels
+    from octavo.kernels.triton_attention import prepare_paged_attention
+    from octavo.kernels.triton_linear import prepare_linear
+
+    return replace(
+        kernels,
+        paged_attention=prepare_paged_attention(**options),
+        prepare_linear=partial(prepare_linear, **options),
+    )
+
+
 @dataclass(frozen=True)
 class Batch:
     """A ragged batch in a cache whose unwritten slots hold NaN, and what attention must give for it."""
@@ -58,10 +86,18 @@ class Batch:
     seq_lens: Tensor
     query_start_loc: Tensor
     scale: float
+    sliding_window: int | None
+    soft_cap: float | None
     expected: Tensor
 
-    def attend(self, kernels: Kernels, out: Tensor | None = None) -> Tensor:
-        lens = self.query_start_loc.diff()
+    def attend(
+        self,
+        kernels: Kernels,
+        out: Tensor | None = None,
+        max_query_len: int | None = None,
+        max_seq_len: int | None = None,
+    ) -> Tensor:
+        """The bounds are those of the batch unless others are given."""
         return kernels.paged_attention(
             self.query,
             self.cache,
@@ -69,21 +105,58 @@ class Batch:
             self.seq_lens,
             self.query_start_loc,
             scale=self.scale,
-            max_query_len=int(lens.max()),
-            max_seq_len=int(self.seq_lens.max()),
+            max_query_len=max_query_len or int(self.query_start_loc.diff().max()),
+            max_seq_len=max_seq_len or int(self.seq_lens.max()),
+            sliding_window=self.sliding_window,
+            soft_cap=self.soft_cap,
             out=out,
         )
 
+    def pick(self, seq: int, rows: slice, seq_len: int) -> Batch:
+        """A batch of one: the queries in some of a sequence's rows, the last of them at ``seq_len - 1``."""
+        return replace(
+            self,
+            query=self.query[rows],
+            expected=self.expected[rows],
+            block_tables=self.block_tables[seq : seq + 1],
+            seq_lens=torch.tensor([seq_len], dtype=torch.int32),
+            query_start_loc=torch.tensor([0, rows.stop - rows.start], dtype=torch.int32),
+        )
 
-def dense_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+
+def dense_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
     """The definition, in float64: query ``[n, heads, D]``, key and value ``[len, kv_heads, D]``."""
     group = query.shape[1] // key.shape[1]
     key, value = (x.double().repeat_interleave(group, dim=1) for x in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query.double(), key) * scale
+    if soft_cap is not None:
+        scores = soft_cap * (scores / soft_cap).tanh()
     num_queries, num_keys = query.shape[0], key.shape[0]
-    visible = torch.arange(num_keys) <= torch.arange(num_keys - num_queries, num_keys)[:, None]
+    positions = torch.arange(num_keys - num_queries, num_keys)[:, None]
+    visible = torch.arange(num_keys) <= positions
+    if sliding_window is not None:
+        visible &= torch.arange(num_keys) > positions - sliding_window
     weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+def make_unwritten_cache(
+    num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
+) -> KVCache:
+    """What can be NaN is: the values, or the scales."""
+    shape = (2, num_blocks, num_kv_heads, block_size)
+    if dtype == torch.int8:
+        data = torch.full((*shape, head_dim), 111, dtype=dtype)
+    else:
+        data = torch.full((*shape, head_dim), torch.nan).to(dtype)
+    return KVCache(*data, *(torch.full(shape, torch.nan) if dtype in LARGEST else (None, None)))
 
 
 def make_batch(
@@ -94,6 +167,9 @@ def make_batch(
     head_dim: int = 64,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
     num_padding_rows: int = 0,
     seed: int = 0,
 ) -> Batch:
@@ -105,24 +181,33 @@ def make_batch(
 
     num_blocks = [-(-(cached + new) // block_size) for cached, new in seqs]
     total_blocks = sum(num_blocks) + 2
-    cache = torch.full((2, total_blocks, num_kv_heads, block_size, head_dim), torch.nan, dtype=dtype)
-    order = iter(torch.randperm(total_blocks, generator=generator).tolist())
+    cache = make_unwritten_cache(total_blocks, num_kv_heads, block_size, head_dim, kv_dtype or dtype)
+    order = torch.randperm(total_blocks, generator=generator)
     tables = torch.zeros(len(seqs), max([*num_blocks, 1]) + 1, dtype=torch.int32)
     starts = torch.tensor([0, *(new for _, new in seqs)]).cumsum(0).int()
     query = randn(int(starts[-1]) + num_padding_rows, num_kv_heads * group, head_dim)
     expected = torch.zeros(query.shape, dtype=torch.float64)
     for index, (cached, new) in enumerate(seqs):
-        tables[index, : num_blocks[index]] = torch.tensor([next(order) for _ in range(num_blocks[index])])
-        key_value = randn(2, cached + new, num_kv_heads, head_dim)
-        for position in range(cached + new):
-            block = tables[index, position // block_size]
-            cache[:, block, :, position % block_size] = key_value[:, position]
+        tables[index, : num_blocks[index]] = order[sum(num_blocks[:index]) :][: num_blocks[index]]
+        positions = torch.arange(cached + new)
+        slots = tables[index, positions // block_size] * block_size + positions % block_size
+        key, value = randn(2, cached + new, num_kv_heads, head_dim)
+        reference.write_kv(key, value, cache, slots)
+        if kv_dtype in LARGEST:
+            key, value = (
+                x.double() * scale[..., None] for x, scale in (quantize_tokens(y, kv_dtype) for y in (key, value))
+            )
         rows = slice(int(starts[index]), int(starts[index + 1]))
-        expected[rows] = dense_attention(query[rows], key_value[0], key_value[1], head_dim**-0.5)
+        expected[rows] = dense_attention(query[rows], key, value, head_dim**-0.5, sliding_window, soft_cap)
     lens = torch.tensor([cached + new for cached, new in seqs], dtype=torch.int32)
-    return Batch(query, KVCache(cache[0], cache[1]), tables, lens, starts, head_dim**-0.5, expected)
+    return Batch(query, cache, tables, lens, starts, head_dim**-0.5, sliding_window, soft_cap, expected)
 
 
 @pytest.fixture(scope="session")
 def batch_maker():  # type: ignore[no-untyped-def]
     return make_batch
+
+
+@pytest.fixture(scope="session")
+def unwritten_cache():  # type: ignore[no-untyped-def]
+    return make_unwritten_cache

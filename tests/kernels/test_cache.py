@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from octavo.kernels import reference
 from octavo.kernels.backend import Kernels
-from octavo.kernels.kv_cache import KVCache, KVPool
+from octavo.kernels.kv_cache import LARGEST, KVCache, KVPool
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("num_tokens", [1, 200])
+@pytest.mark.parametrize("num_tokens", [1, 60])
 def test_tokens_go_to_their_slots_and_nowhere_else(
     kernels: Kernels, dtype: torch.dtype, slot_dtype: torch.dtype, num_tokens: int
 ) -> None:
@@ -33,6 +36,29 @@ def test_tokens_go_to_their_slots_and_nowhere_else(
     assert by_slot[:, untouched].isnan().all()
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_are_quantised_on_the_way(
+    kernels: Kernels, unwritten_cache: Callable[..., KVCache], dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    """To the bit as the reference: to nearest even, each token and head by its largest value, zeros too."""
+    num_tokens, num_heads, block_size, head_dim = 30, 3, 16, 80
+    spread = torch.logspace(-4, 0, head_dim)
+    key, value = (torch.randn(2, num_tokens, num_heads, head_dim) * spread).to(dtype)
+    key[3] = 0.0
+    # Halfway between two numbers of either dtype, once the largest is 127 or 448.
+    value[4, :, :4] = torch.tensor([LARGEST[kv_dtype], 2.5, 3.5, 17.0])
+    value[4, :, 4:] = 0.5
+    caches = [unwritten_cache(4, num_heads, block_size, head_dim, kv_dtype) for _ in range(2)]
+    slots = torch.randperm(4 * block_size)[:num_tokens]
+    slots[::5] = -1
+    kernels.write_kv(key, value, caches[0], slots)
+    reference.write_kv(key, value, caches[1], slots)
+    for actual, wanted in zip(*([c.key, c.value, c.key_scale, c.value_scale] for c in caches), strict=True):
+        bits = torch.int32 if wanted.dtype == torch.float32 else torch.uint8
+        assert torch.equal(actual.view(bits), wanted.view(bits))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_are_copied_in_every_layer(kernels: Kernels, dtype: torch.dtype) -> None:
     cache = torch.randn(3, 2, 8, 2, 16, 80).to(dtype)
@@ -41,6 +67,19 @@ def test_blocks_are_copied_in_every_layer(kernels: Kernels, dtype: torch.dtype) 
     expected = before.clone()
     expected[:, :, [2, 5, 0]] = before[:, :, [1, 1, 7]]
     assert torch.equal(cache, expected)
+
+
+def test_scales_are_copied_with_what_they_scale(kernels: Kernels) -> None:
+    pool = KVPool.allocate(2, 6, 3, 16, 80, torch.int8, torch.device(torch.get_default_device()))
+    assert pool.scales is not None
+    pool.data.copy_(torch.randint(-127, 128, pool.data.shape))
+    pool.scales.copy_(torch.rand(pool.scales.shape))
+    wanted = KVPool(pool.data.clone(), pool.scales.clone())
+    copies = torch.tensor([[1, 2], [3, 1]], dtype=torch.int32)
+    kernels.copy_blocks(pool, copies)
+    reference.copy_blocks(wanted, copies)
+    for actual, expected in zip(pool.tensors(), wanted.tensors(), strict=True):
+        assert torch.equal(actual, expected)
 
 
 def test_a_source_may_be_overwritten_by_a_later_copy(kernels: Kernels) -> None:

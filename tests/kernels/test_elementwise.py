@@ -1,6 +1,8 @@
-"""RMS norm, rotary embedding and SwiGLU's product equal their formulas, computed in float64."""
+"""RMS norm, rotary embedding and activation × gate equal their formulas, computed in float64."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -71,18 +73,36 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + (-x).exp())
+
+
+def gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x.pow(3))).tanh())
+
+
+def gelu_erf(x: Tensor) -> Tensor:
+    return x * (1 + (x / math.sqrt(2)).erf()) / 2
+
+
+ACTIVATIONS = {"silu_mul": silu, "gelu_mul": gelu, "gelu_erf_mul": gelu_erf}
+each_activation = pytest.mark.parametrize("name", list(ACTIVATIONS))
+
+
 @each_dtype
 @each_size
-def test_silu_mul(kernels: Kernels, dtype: torch.dtype, num_rows: int) -> None:
+@each_activation
+def test_activation_times_gate(kernels: Kernels, name: str, dtype: torch.dtype, num_rows: int) -> None:
     gate_up = 4 * torch.randn(num_rows, 2 * 300).to(dtype)
     gate, up = gate_up.double().chunk(2, dim=-1)
-    assert_close(kernels.silu_mul(gate_up), gate / (1 + (-gate).exp()) * up, dtype)
+    assert_close(getattr(kernels, name)(gate_up), ACTIVATIONS[name](gate) * up, dtype)
 
 
-def test_silu_of_extremes(kernels: Kernels) -> None:
+@each_activation
+def test_activations_of_extremes(kernels: Kernels, name: str) -> None:
     gate_up = torch.tensor([[-200.0, -90.0, 0.0, 90.0, 1.0, 1.0, 1.0, 1.0]])
     expected = torch.tensor([[0.0, 0.0, 0.0, 90.0]])
-    torch.testing.assert_close(kernels.silu_mul(gate_up), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(getattr(kernels, name)(gate_up), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_two_threads_give_the_same(kernels: Kernels) -> None:

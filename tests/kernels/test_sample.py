@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,68 +13,142 @@ from torch import Tensor
 
 from octavo.kernels import noise
 from octavo.kernels.backend import Kernels, reference_kernels
+from octavo.kernels.sampling import Drawn, Penalties, SamplingTensors, TokenRuns
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rows:
     logits: Tensor
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    seeds: Tensor
-    branches: Tensor
-    positions: Tensor
+    how: SamplingTensors
+
+    def sample(self, kernels: Kernels) -> Drawn:
+        return kernels.sample(self.logits, self.how)
 
     def draw(self, kernels: Kernels) -> Tensor:
-        return kernels.sample(*(getattr(self, field.name) for field in fields(self)))
+        return self.sample(kernels).token_ids
+
+    def change(self, **tensors: Any) -> Rows:
+        return Rows(self.logits, replace(self.how, **tensors))
 
     def pick(self, index: Tensor) -> Rows:
-        return Rows(*(getattr(self, field.name)[index].contiguous() for field in fields(self)))
+        """Rows without runs of tokens."""
+        tensors = {field.name: getattr(self.how, field.name) for field in fields(self.how)}
+        picked: dict[str, Any] = {name: x[index].contiguous() for name, x in tensors.items() if isinstance(x, Tensor)}
+        return Rows(self.logits[index].contiguous(), SamplingTensors(**picked))
 
 
-def rows(logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0) -> Rows:
+def rows(
+    logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0
+) -> Rows:
     """A row of parameters for each row of logits; the rows are successive positions of one sequence."""
     num_rows, vocab_size = logits.shape
-    return Rows(
-        logits,
+    how = SamplingTensors(
         torch.full((num_rows,), temperature),
         torch.full((num_rows,), vocab_size if top_k is None else top_k, dtype=torch.int32),
         torch.full((num_rows,), top_p),
+        torch.full((num_rows,), min_p),
         torch.full((num_rows,), 42, dtype=torch.int64),
         torch.zeros(num_rows, dtype=torch.int32),
         torch.arange(num_rows, dtype=torch.int32),
+        filters=top_k is not None or top_p < 1.0 or min_p > 0.0,
     )
+    return Rows(logits, how)
 
 
-def random_rows(num_rows: int, vocab_size: int, seed: int) -> Rows:
-    generator = torch.Generator(device=torch.get_default_device()).manual_seed(seed)
+def decisive_rows(logits: Tensor, *, temperature: float = 1.0, **parameters: Any) -> Rows:
+    """A row for each token of ``logits`` [V], at the position of the stream where it wins by most, if it is kept."""
+    batch = rows(logits.expand(len(logits), -1).contiguous(), temperature=temperature, **parameters)
+    positions = torch.arange(4000)
+    stream = noise.gumbel_noise(torch.full_like(positions, 42), torch.zeros_like(positions), positions, len(logits))
+    perturbed = logits.double() / temperature + stream
+    others = [perturbed.index_fill(1, token, -torch.inf).amax(1) for token in torch.arange(len(logits))[:, None]]
+    lead = perturbed - torch.stack(others, dim=1)
+    return batch.change(positions=lead.argmax(dim=0).int())
 
-    def integers(low: int, high: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.randint(low, high, (num_rows,), generator=generator, dtype=dtype)
 
-    spread = torch.rand(num_rows, 1, generator=generator) * 6
-    top_k = integers(1, vocab_size + 1)
-    top_p = torch.rand(num_rows, generator=generator)
-    temperature = torch.rand(num_rows, generator=generator) * 2
-    temperature[integers(0, 5) == 0] = 0.0
-    top_k[integers(0, 2) == 0] = vocab_size
-    top_p[integers(0, 2) == 0] = 1.0
-    return Rows(
-        torch.randn(num_rows, vocab_size, generator=generator) * spread,
-        temperature,
-        top_k,
-        top_p,
-        integers(-(2**63), 2**63 - 1, torch.int64),
-        integers(0, 4),
-        integers(0, 10_000),
+class Dice:
+    """Random tensors of a seed."""
+
+    def __init__(self, num_rows: int, seed: int) -> None:
+        self.num_rows = num_rows
+        self.generator = torch.Generator(device=torch.get_default_device()).manual_seed(seed)
+
+    def integers(self, low: int, high: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.randint(low, high, (self.num_rows,), generator=self.generator, dtype=dtype)
+
+    def floats(self, *shape: int) -> Tensor:
+        return torch.rand(*(shape or (self.num_rows,)), generator=self.generator)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+    def often(self, x: Tensor, value: float) -> Tensor:
+        """In half of the rows."""
+        return torch.where(self.integers(0, 2) == 0, value, x).to(x.dtype)
+
+    def runs(self, vocab_size: int) -> TokenRuns:
+        lens = self.integers(0, min(vocab_size, 40))
+        tokens = [torch.randperm(vocab_size, generator=self.generator)[:n] for n in lens.tolist()]
+        return TokenRuns(torch.cat(tokens).int(), torch.cat((torch.zeros(1), lens.cumsum(0))).int())
+
+    def penalties(self, vocab_size: int) -> Penalties:
+        seen = self.runs(vocab_size)
+        counts = torch.randint(0, 4, seen.tokens.shape, generator=self.generator, dtype=torch.int32)
+        repetition = self.often(0.5 + self.floats(), 1.0)
+        return Penalties(seen, counts, repetition, 2 * self.floats() - 1, 2 * self.floats() - 1)
+
+
+def random_rows(num_rows: int, vocab_size: int, seed: int, *, edits: bool = False) -> Rows:
+    """Of every third batch the logits are bfloat16's: there are many equals."""
+    dice = Dice(num_rows, seed)
+    logits = dice.normal(num_rows, vocab_size) * dice.floats(num_rows, 1) * 6
+    how = SamplingTensors(
+        torch.where(dice.integers(0, 5) == 0, 0.0, 2 * dice.floats()),
+        dice.often(dice.integers(1, vocab_size + 1), vocab_size),
+        dice.often(dice.floats(), 1.0),
+        dice.often(dice.floats() ** 4, 0.0),
+        dice.integers(-(2**63), 2**63 - 1, torch.int64),
+        dice.integers(0, 4),
+        dice.integers(0, 10_000),
+        banned=dice.runs(vocab_size) if edits else None,
+        penalties=dice.penalties(vocab_size) if edits else None,
     )
+    return Rows(logits.bfloat16().float() if seed % 3 == 0 else logits, how)
 
 
 @settings(settings.get_profile("kernels"))
-@given(vocab_size=st.sampled_from([1, 2, 17, 512, 1000, 9000]), seed=st.integers(0, 10_000))
-def test_every_backend_draws_the_same(kernels: Kernels, vocab_size: int, seed: int) -> None:
-    batch = random_rows(8, vocab_size, seed)
+@given(vocab_size=st.sampled_from([1, 2, 17, 512, 1000, 9000]), seed=st.integers(0, 10_000), edits=st.booleans())
+def test_every_backend_draws_the_same(
+    kernels: Kernels, vocab_size: int, seed: int, edits: bool, interpreted: bool
+) -> None:
+    batch = random_rows(4 if interpreted else 8, vocab_size, seed, edits=edits)
+    before = batch.logits.clone()
+    actual, expected = batch.sample(kernels), batch.sample(reference_kernels())
+    assert torch.equal(actual.token_ids, expected.token_ids)
+    torch.testing.assert_close(actual.logprobs, expected.logprobs, atol=2e-5, rtol=1e-5, equal_nan=True)
+    assert torch.equal(batch.logits, before)
+
+
+@settings(settings.get_profile("kernels"))
+@given(
+    spread=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
+    top_k=st.sampled_from([None, 1, 4, 11]),
+    top_p=st.sampled_from([1.0, 0.9, 0.5]),
+    min_p=st.sampled_from([0.0, 0.2]),
+    seed=st.integers(0, 10_000),
+)
+def test_every_backend_keeps_the_same_tokens(
+    kernels: Kernels, spread: float, top_k: int | None, top_p: float, min_p: float, seed: int, interpreted: bool
+) -> None:
+    logits = spread * Dice(1, seed).normal(5 if interpreted else 12)
+    batch = decisive_rows(logits, temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
     assert torch.equal(batch.draw(kernels), batch.draw(reference_kernels()))
+
+
+def test_a_row_without_filters_is_the_same_beside_rows_with_them(kernels: Kernels) -> None:
+    batch = rows(Dice(1, 0).normal(4, 3000))
+    beside = batch.change(top_k=torch.tensor([3000, 5, 3000, 7], dtype=torch.int32), filters=True)
+    assert torch.equal(batch.draw(kernels)[::2], beside.draw(kernels)[::2])
 
 
 def test_a_draw_depends_on_its_row_alone(kernels: Kernels) -> None:
@@ -86,7 +161,7 @@ def test_a_draw_depends_on_its_row_alone(kernels: Kernels) -> None:
 
 
 def test_two_threads_draw_the_same(kernels: Kernels) -> None:
-    batch = random_rows(12, 700, seed=3)
+    batch = random_rows(12, 700, seed=3, edits=True)
     alone = batch.draw(kernels)
     torch.set_num_threads(2)
     assert torch.equal(batch.draw(kernels), alone)
@@ -95,8 +170,8 @@ def test_two_threads_draw_the_same(kernels: Kernels) -> None:
 @pytest.mark.parametrize("field", ["seeds", "branches", "positions"])
 def test_seed_branch_and_position_each_change_the_draw(kernels: Kernels, field: str) -> None:
     batch = rows(torch.zeros(1, 1000).expand(20, -1).contiguous())
-    batch.positions = torch.zeros_like(batch.positions)
-    setattr(batch, field, torch.arange(20).to(getattr(batch, field).dtype))
+    batch = batch.change(positions=torch.zeros_like(batch.how.positions))
+    batch = batch.change(**{field: torch.arange(20).to(getattr(batch.how, field).dtype)})
     assert len(set(batch.draw(kernels).tolist())) > 15
 
 
@@ -117,9 +192,8 @@ def test_temperature_zero_is_the_best_token_the_lowest_of_equals(kernels: Kernel
 
 
 def kept(kernels: Kernels, logits: list[float], **parameters: float) -> set[int]:
-    """The tokens that are ever drawn in 60 positions."""
-    batch = rows(torch.tensor([logits]).expand(60, -1).contiguous(), **parameters)  # type: ignore[arg-type]
-    return set(batch.draw(kernels).tolist())
+    """The tokens that are drawn where each would be."""
+    return set(decisive_rows(torch.tensor(logits), **parameters).draw(kernels).tolist())
 
 
 def log(*probabilities: float) -> list[float]:
@@ -153,6 +227,22 @@ def test_top_k_comes_before_top_p(kernels: Kernels) -> None:
     assert kept(kernels, log(0.4, 0.3, 0.2, 0.1), top_p=0.5) == {0, 1}
 
 
+def test_min_p_keeps_what_has_its_share_of_the_best_probability(kernels: Kernels) -> None:
+    assert kept(kernels, log(0.5, 0.26, 0.24), min_p=0.5) == {0, 1}
+    assert kept(kernels, log(0.3, 0.4, 0.3), min_p=1.0) == {1}
+
+
+def test_min_p_comes_before_top_p(kernels: Kernels) -> None:
+    """Of the two that min_p leaves, the first holds 0.4 / 0.7 = 0.57 and so reaches top_p by itself."""
+    assert kept(kernels, log(0.4, 0.3, 0.2, 0.1), min_p=0.7, top_p=0.5) == {0}
+
+
+def test_temperature_comes_before_min_p(kernels: Kernels) -> None:
+    """At temperature 0.5 the ratio 2 / 3 becomes 4 / 9."""
+    assert kept(kernels, log(0.6, 0.4), min_p=0.6) == {0, 1}
+    assert kept(kernels, log(0.6, 0.4), min_p=0.6, temperature=0.5) == {0}
+
+
 def test_temperature_comes_before_top_p(kernels: Kernels) -> None:
     """At temperature 0.5 probabilities 0.6 and 0.4 become 0.69 and 0.31."""
     assert kept(kernels, log(0.6, 0.4), top_p=0.65) == {0, 1}
@@ -162,6 +252,94 @@ def test_temperature_comes_before_top_p(kernels: Kernels) -> None:
 @pytest.mark.parametrize("parameters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"temperature": 0.0}])
 def test_a_token_at_minus_infinity_is_never_drawn(kernels: Kernels, parameters: dict[str, float]) -> None:
     assert kept(kernels, [-torch.inf, 0.0, -torch.inf, 0.0], **parameters) <= {1, 3}
+
+
+# ---- bans and penalties ----
+
+
+def one_run(*tokens: int) -> TokenRuns:
+    return TokenRuns(torch.tensor(tokens, dtype=torch.int32), torch.tensor([0, len(tokens)], dtype=torch.int32))
+
+
+def best(kernels: Kernels, logits: list[float], **edits: Any) -> int:
+    return int(rows(torch.tensor([logits]), temperature=0.0).change(**edits).draw(kernels))
+
+
+def penalise(
+    counts: dict[int, int], *, repetition: float = 1.0, frequency: float = 0.0, presence: float = 0.0
+) -> Penalties:
+    """Of one row: the tokens that are there, and how often in the output."""
+    strengths = (torch.tensor([strength]) for strength in (repetition, frequency, presence))
+    return Penalties(one_run(*counts), torch.tensor(list(counts.values()), dtype=torch.int32), *strengths)
+
+
+def test_banned_tokens_are_not_drawn(kernels: Kernels) -> None:
+    logits = [3.0, 2.0, 1.0]
+    assert best(kernels, logits, banned=one_run(0, 1)) == 2
+    assert best(kernels, logits, banned=one_run(0), penalties=penalise({0: 1}, presence=-9.0)) == 1
+    assert best(kernels, logits, banned=one_run(0, 1, 2)) == -1
+
+
+def test_repetition_divides_what_is_positive_and_multiplies_the_rest(kernels: Kernels) -> None:
+    """In the prompt as in the output."""
+    for counts in ({0: 0}, {0: 3}):
+        assert best(kernels, [3.0, 2.0], penalties=penalise(counts, repetition=1.4)) == 0
+        assert best(kernels, [3.0, 2.0], penalties=penalise(counts, repetition=1.6)) == 1
+        assert best(kernels, [-2.0, -3.0], penalties=penalise(counts, repetition=1.4)) == 0
+        assert best(kernels, [-2.0, -3.0], penalties=penalise(counts, repetition=1.6)) == 1
+
+
+def test_frequency_is_taken_off_for_each_time_in_the_output(kernels: Kernels) -> None:
+    assert best(kernels, [3.0, 2.0], penalties=penalise({0: 2}, frequency=0.45)) == 0
+    assert best(kernels, [3.0, 2.0], penalties=penalise({0: 2}, frequency=0.55)) == 1
+    assert best(kernels, [3.0, 2.0], penalties=penalise({0: 0}, frequency=9.0)) == 0
+
+
+def test_presence_is_taken_off_once_for_what_is_in_the_output(kernels: Kernels) -> None:
+    assert best(kernels, [3.0, 2.0], penalties=penalise({0: 9}, presence=0.9)) == 0
+    assert best(kernels, [3.0, 2.0], penalties=penalise({0: 9}, presence=1.1)) == 1
+    assert best(kernels, [3.0, 2.0], penalties=penalise({0: 0}, presence=9.0)) == 0
+
+
+def test_repetition_comes_before_frequency(kernels: Kernels) -> None:
+    """4 / 2 - 1 = 1, not (4 - 1) / 2."""
+    assert best(kernels, [4.0, 1.25], penalties=penalise({0: 1}, repetition=2.0, frequency=1.0)) == 1
+
+
+# ---- log-probabilities ----
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_log_probabilities_are_those_of_the_logits_as_given(kernels: Kernels, temperature: float) -> None:
+    logits = 3 * Dice(1, 1).normal(1, 10_000)
+    plain = rows(logits, temperature=temperature, top_k=50, top_p=0.5)
+    edited = plain.change(banned=one_run(int(logits.argmax())), penalties=penalise({5: 3}, presence=1.0))
+    for batch in (plain, edited):
+        drawn = batch.sample(kernels)
+        expected = logits.double().log_softmax(-1)[0, drawn.token_ids]
+        torch.testing.assert_close(drawn.logprobs.double(), expected, atol=1e-5, rtol=0.0)
+
+
+# ---- logits that are no numbers ----
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("parameters", [{}, {"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_nan_never_becomes_a_token(kernels: Kernels, temperature: float, parameters: dict[str, Any]) -> None:
+    """Wherever it stands, whatever its sign; nor does a row without a finite number. The other rows go on."""
+    logits = Dice(1, 0).normal(7, 1500)
+    logits[0, 0] = logits[1, 1499] = torch.nan
+    logits[2, 700] = -torch.tensor(torch.nan)
+    logits[3] = torch.nan
+    logits[4] = -torch.inf
+    logits[5, 3] = torch.inf
+    drawn = rows(logits, temperature=temperature, **parameters).sample(kernels)
+    assert drawn.token_ids[:6].tolist() == [-1] * 6
+    assert drawn.logprobs[:6].isnan().all()
+    assert 0 <= int(drawn.token_ids[6]) < 1500
+
+
+# ---- noise ----
 
 
 def mixed(x: int) -> int:

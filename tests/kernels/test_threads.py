@@ -23,7 +23,7 @@ table, one = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int
 starts = torch.tensor([0, 1], dtype=torch.int32)
 limits = {"scale": 1.0, "max_query_len": 1, "max_seq_len": 1}
 cpu_attention.paged_attention(x[None], KVCache(cache, cache), table, one, starts, **limits)
-kernels = cpu_elementwise._RMS_NORM[False], cpu_attention._build_short(64, 1, False)
+kernels = cpu_elementwise._RMS_NORM[False], cpu_attention._build(64, 1, "float32", False)
 print(sum(sum(kernel.stats.cache_misses.values()) for kernel in kernels))
 """
 

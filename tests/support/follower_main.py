@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from again import Again
 
 from octavo.kernels.backend import select_kernels
 from octavo.worker.collectives import Rendezvous, TorchDistributed
@@ -32,6 +33,8 @@ def main() -> None:
         **task["limits"],
     )
     runner.allocate_kv(task["num_blocks"])
+    if task["graphs"]:
+        runner.use_graphs(Again())
     try:
         follow(runner, group)
     except RuntimeError as error:

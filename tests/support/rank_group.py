@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
+from again import Again
 
 from octavo.kernels.backend import select_kernels
 from octavo.worker.collectives import Rendezvous, SingleProcess, TorchDistributed
@@ -26,13 +27,21 @@ StartGroup = Callable[..., AbstractContextManager[tuple[ModelRunner, Executor]]]
 
 @contextlib.contextmanager
 def start_ranks(
-    model_dir: Path, size: int = 1, *, num_blocks: int = 64, limits: dict[str, int] | None = None
+    model_dir: Path,
+    size: int = 1,
+    *,
+    num_blocks: int = 64,
+    limits: dict[str, int] | None = None,
+    graphs: bool = False,
 ) -> Iterator[tuple[ModelRunner, Executor]]:
-    """The leader of ``size`` real ranks: its runner, and the executor that drives all of them."""
+    """The leader of ``size`` real ranks: its runner, and the executor that drives all of them.
+
+    ``graphs``: steps of decoding may be recorded; see ``Again``.
+    """
     limits = LIMITS if limits is None else limits
     port = _free_port()
     task = {"model_dir": str(model_dir), "host": "127.0.0.1", "port": port, "size": size}
-    task |= {"num_blocks": num_blocks, "limits": limits}
+    task |= {"num_blocks": num_blocks, "limits": limits, "graphs": graphs}
     followers = [_follower(task | {"rank": rank}) for rank in range(1, size)]
     group = TorchDistributed(Rendezvous("127.0.0.1", port, 0, size), CPU) if size > 1 else SingleProcess()
     kernels = select_kernels(CPU)
@@ -48,6 +57,8 @@ def start_ranks(
             **limits,
         )
         runner.allocate_kv(num_blocks)
+        if graphs:
+            runner.use_graphs(Again())
         executor = Executor(runner, group, kernels)
         yield runner, executor
         executor.shut_down()

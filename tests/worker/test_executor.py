@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.backend import reference_kernels
-from octavo.worker.collectives import SingleProcess
-from octavo.worker.executor import Executor
+from octavo.worker import executor as executor_module
+from octavo.worker.collectives import Collectives, SingleProcess
+from octavo.worker.executor import STEPS_BETWEEN_CAPTURES, Executor
+from octavo.worker.host_copy import HostCopy
 from octavo.worker.sampling_row import SamplingRow
-from octavo.worker.step_plan import Int32Array, PlanKind, StepPlan, unpack_plan
+from octavo.worker.step_plan import GraphKey, Int32Array, PlanKind, StepPlan, unpack_plan
 from octavo.worker.step_thread import EarlierFailure, StepThread
 
 LONG_S = 60.0
@@ -37,6 +40,9 @@ class Runner:
         self.may_run = threading.Event()
         self.may_run.set()
         self.failing: dict[int, Exception] = {}
+        self.idle_graphs: list[GraphKey] = []
+        self.missed_graphs: list[GraphKey] = []
+        self.captured: list[GraphKey] = []
 
     def execute(self, plan: StepPlan) -> Tensor:
         assert self.may_run.wait(LONG_S)
@@ -48,6 +54,13 @@ class Runner:
 
     def remember(self, step: int, token_ids: Tensor) -> None:
         self.remembered[step] = token_ids.tolist()
+
+    def next_graph(self, *, idle: bool) -> GraphKey | None:
+        wanted = self.idle_graphs if idle else self.missed_graphs
+        return wanted.pop(0) if wanted else None
+
+    def capture(self, key: GraphKey, collectives: Collectives) -> None:
+        self.captured.append(key)
 
 
 class Ranks(SingleProcess):
@@ -76,15 +89,15 @@ class Ranks(SingleProcess):
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, *, overlaps: bool = False) -> None:
         self.runner = Runner()
         self.ranks = Ranks()
-        self.executor = Executor(self.runner, self.ranks, reference_kernels())
+        self.executor = Executor(self.runner, self.ranks, reference_kernels(), overlaps=overlaps)
 
 
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
+@pytest.fixture(params=[False, True], ids=["", "overlapping"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    bench = Bench(overlaps=request.param)
     yield bench
     bench.runner.may_run.set()
     bench.executor.shut_down()
@@ -95,7 +108,7 @@ def plan(step: int, num_rows: int = 1, *, share: bool = False) -> StepPlan:
 
 
 def step_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "steps"]
+    return [thread for thread in threading.enumerate() if thread.name in ("steps", "results")]
 
 
 # ---- order ----
@@ -141,6 +154,77 @@ def test_a_third_step_under_way_is_refused(bench: Bench) -> None:
     bench.runner.may_run.set()
     under_way[0].result(LONG_S)
     assert bench.executor.launch(plan(3), [GREEDY]).result(LONG_S).token_ids == [1]
+
+
+class SlowCopy(HostCopy):
+    """What a step gives does not reach the host before the test says so, or breaks on the way."""
+
+    may_land = threading.Event()
+    failure: Exception | None = None
+
+    def wait(self) -> Tensor:
+        assert self.may_land.wait(LONG_S)
+        if self.failure:
+            raise self.failure
+        return super().wait()
+
+
+@pytest.fixture
+def overlapping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Copies are slow."""
+    monkeypatch.setattr(executor_module, "HostCopy", SlowCopy)
+    monkeypatch.setattr(SlowCopy, "may_land", threading.Event())
+    bench = Bench(overlaps=True)
+    yield bench
+    SlowCopy.may_land.set()
+    bench.executor.shut_down()
+
+
+def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_on_the_host(overlapping: Bench) -> None:
+    first, second = (overlapping.executor.launch(plan(step), [GREEDY]) for step in (1, 2))
+    overlapping.executor._thread.submit(lambda: None).result(LONG_S)
+    assert overlapping.runner.steps == [1, 2]
+    assert not first.done()
+    SlowCopy.may_land.set()
+    assert second.result(LONG_S).token_ids == [1]
+    assert first.done()
+
+
+def test_steps_whose_tokens_are_not_on_the_host_count_as_under_way(overlapping: Bench) -> None:
+    for step in (1, 2):
+        overlapping.executor.launch(plan(step), [] if step == 1 else [GREEDY])
+    with pytest.raises(RuntimeError, match="2 others were under way"):
+        overlapping.executor.launch(plan(3), [GREEDY])
+
+
+def test_a_heartbeat_waits_for_tokens_that_are_under_way(overlapping: Bench) -> None:
+    first = overlapping.executor.launch(plan(1), [GREEDY])
+    done_at_beat: list[bool] = []
+    overlapping.runner.next_graph = lambda *, idle: done_at_beat.append(first.done())  # type: ignore[method-assign]
+    threading.Timer(0.01, SlowCopy.may_land.set).start()
+    overlapping.executor.heartbeat()
+    assert overlapping.ranks.heard == ["step 1", "heartbeat"]
+    assert done_at_beat == [True]
+
+
+# ---- recording graphs ----
+
+
+def test_an_idle_group_records_one_graph_a_beat_on_all_ranks(bench: Bench) -> None:
+    keys = [GraphKey(8, 2048), GraphKey(4, 2048)]
+    bench.runner.idle_graphs = list(keys)
+    for _ in range(3):
+        bench.executor.heartbeat()
+    assert bench.ranks.heard == ["heartbeat", "capture", "heartbeat", "capture", "heartbeat"]
+    assert bench.runner.captured == keys
+
+
+def test_under_load_a_graph_that_was_missed_is_recorded_every_so_many_steps(bench: Bench) -> None:
+    bench.runner.missed_graphs = [GraphKey(2, 2048), GraphKey(1, 2048)]
+    for step in range(2 * STEPS_BETWEEN_CAPTURES + 1):
+        bench.executor.launch(plan(step), [GREEDY]).result(LONG_S)
+    places = [index for index, heard in enumerate(bench.ranks.heard) if heard == "capture"]
+    assert places == [STEPS_BETWEEN_CAPTURES, 2 * STEPS_BETWEEN_CAPTURES + 1]
 
 
 # ---- what a step gives ----
@@ -203,6 +287,19 @@ def test_what_a_step_raises_comes_out_of_its_future_and_later_steps_fail_too(ben
     assert bench.runner.steps == [1]
 
 
+def test_what_the_device_complains_of_later_ends_the_group_too(overlapping: Bench, monkeypatch: Any) -> None:
+    failure = RuntimeError("an illegal memory access was encountered")
+    monkeypatch.setattr(SlowCopy, "failure", failure)
+    first, second = (overlapping.executor.launch(plan(step), [GREEDY]) for step in (1, 2))
+    SlowCopy.may_land.set()
+    assert first.exception(LONG_S) is failure
+    assert isinstance(second.exception(LONG_S), EarlierFailure)
+    with pytest.raises(EarlierFailure, match="illegal memory access"):
+        overlapping.executor.heartbeat()
+    overlapping.executor.shut_down()
+    assert overlapping.ranks.heard == ["step 1", "step 2"]
+
+
 def test_ranks_in_the_middle_of_a_failed_step_are_not_spoken_to(bench: Bench) -> None:
     bench.runner.failing[1] = ValueError("out of memory")
     bench.executor.launch(plan(1), [GREEDY]).exception(LONG_S)
@@ -223,8 +320,8 @@ def test_a_rank_that_is_gone_is_noticed_by_the_heartbeat() -> None:
 
 def test_no_thread_is_left_after_the_end_however_it_comes() -> None:
     before = step_threads()
-    for fails in (False, True):
-        bench = Bench()
+    for fails, overlaps in [(False, False), (True, False), (False, True), (True, True)]:
+        bench = Bench(overlaps=overlaps)
         if fails:
             bench.runner.failing[1] = ValueError("out of memory")
         bench.executor.launch(plan(1), [GREEDY]).exception(LONG_S)
@@ -246,13 +343,15 @@ def test_the_thread_ends_also_when_the_ranks_cannot_be_told() -> None:
 
 def test_an_executor_that_nobody_has_any_more_leaves_no_thread() -> None:
     before = set(step_threads())
-    bench = Bench()
+    bench = Bench(overlaps=True)
     bench.executor.launch(plan(1), [GREEDY]).result(LONG_S)
-    (thread,) = set(step_threads()) - before
+    threads = set(step_threads()) - before
+    assert len(threads) == 2
     del bench
     gc.collect()
-    thread.join(LONG_S)
-    assert not thread.is_alive()
+    for thread in threads:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
 
 
 def test_calls_submitted_before_the_close_are_carried_out() -> None:

@@ -79,5 +79,14 @@ def test_a_rank_that_could_hold_more_than_the_group_uses_says_so() -> None:
     assert "this rank could hold 4,096 blocks" in agreed.table().splitlines()[-1]
 
 
+def test_how_weights_and_kv_are_kept_is_said_where_it_was_chosen() -> None:
+    table = a_ledger(gpu_entries(H200, 0.9, "int8"), kv_form="fp8_e4m3").table()
+    assert re.search(r"^  weights, int8 +-", table, re.MULTILINE)
+    assert re.search(r"^  KV pool, fp8_e4m3 +-", table, re.MULTILINE)
+    assert dict(cpu_entries(MACHINE, 1, shared=False, form="4-bit AWQ in groups of 128")).keys() >= {
+        "weights, 4-bit AWQ in groups of 128, packed copies too"
+    }
+
+
 def test_the_flag_that_sizes_the_pool_is_named() -> None:
     assert "KV pool: --num-gpu-blocks-override 77" in a_ledger(setting="--num-gpu-blocks-override 77").table()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from octavo.kernels.cpu_tiles import PANEL
 from octavo.worker.errors import ConfigurationError
 from octavo.worker.host_memory import host_memory, peak_growth
 from octavo.worker.ledger import CPU_SHARE, GpuMemory, gpu_entries
@@ -95,6 +96,7 @@ def a_gpu(free_blocks: int, budget: KvBudget) -> Any:
         placement=SimpleNamespace(device=torch.device("cuda", 0)),
         limits=Limits(4, 4, 64, 64),
         kv_bytes_per_block=BYTES_PER_BLOCK,
+        kv_dtype=torch.bfloat16,
     )
     memory = GpuMemory(total=2000 * BYTES_PER_BLOCK, used=0, allocator=0, weights=0, step_peak=0)
     taken = 2000 * BYTES_PER_BLOCK * budget.gpu_memory_utilization - free_blocks * BYTES_PER_BLOCK
@@ -123,10 +125,11 @@ def test_a_gpu_with_too_little_for_one_sequence() -> None:
 
 
 def test_every_weight_counts_once_and_packed_copies_count(runner: ModelRunner) -> None:
-    """Untied embedding and head; a plain matrix is dropped once it is packed."""
+    """Untied embedding and head; a plain matrix is dropped once it is packed, in whole panels and with a bias."""
     hidden, mlp, vocabulary, layers, heads, kv_heads, head_dim, positions = 16, 24, 50, 2, 2, 1, 8, 64
-    attention = (2 * heads + 2 * kv_heads) * head_dim * hidden
-    matrices = layers * (attention + 3 * mlp * hidden) + vocabulary * hidden
+    attention = [((heads + 2 * kv_heads) * head_dim, hidden), (hidden, heads * head_dim)]
+    products = layers * [*attention, (2 * mlp, hidden), (hidden, mlp)] + [(vocabulary, hidden)]
+    matrices = sum(-(-out // PANEL) * PANEL * (inputs + 1) for out, inputs in products)
     others = vocabulary * hidden + (2 * layers + 1) * hidden + positions * head_dim
     assert weight_bytes(runner.model) == 4 * (matrices + others)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from octavo.worker.errors import ConfigurationError
-from octavo.worker.model.config import ModelConfig, RopeConfig, RopeType
+from octavo.worker.model.config import Activation, ModelConfig
 from octavo.worker.model.dtype import choose_dtype
+from octavo.worker.model.packing import Packing, PackingMethod
+from octavo.worker.model.rope_config import RopeConfig, RopeType
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -51,7 +54,7 @@ def test_defaults_follow_transformers(tmp_path: Path) -> None:
     ids=["before transformers 5", "since"],
 )
 def test_both_spellings_of_rope(tmp_path: Path, keys: dict[str, Any]) -> None:
-    assert read(tmp_path, **keys).rope == RopeConfig(5e5, RopeType.LLAMA3, 8.0, 1.0, 4.0, 8192)
+    assert read(tmp_path, **keys).rope == RopeConfig(5e5, RopeType.LLAMA3, 8.0, 8192)
 
 
 def test_old_spelling_of_linear_rope(tmp_path: Path) -> None:
@@ -65,8 +68,44 @@ def test_end_of_sequence_ids_come_from_the_generation_config_first(tmp_path: Pat
     assert read(tmp_path, {}).eos_token_ids == (7,)
 
 
-def test_mistral_without_a_sliding_window_is_the_same(tmp_path: Path) -> None:
-    assert read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).num_layers == 2
+@pytest.mark.parametrize(
+    ("keys", "window"), [({"sliding_window": None}, None), ({"sliding_window": 64}, 64), ({}, 4096)]
+)
+def test_mistrals_sliding_window(tmp_path: Path, keys: dict[str, Any], window: int | None) -> None:
+    """One that config.json does not mention is transformers' default."""
+    assert read(tmp_path, architectures=["MistralForCausalLM"], **keys).sliding_window == window
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+def test_activations(tmp_path: Path, activation: Activation) -> None:
+    assert read(tmp_path, hidden_act=activation.value).activation is activation
+
+
+@pytest.mark.parametrize(
+    ("settings", "packing"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, Packing(PackingMethod.GPTQ, 128, zero_offset=1)),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": True, "checkpoint_format": "gptq_v2"},
+            Packing(PackingMethod.GPTQ, None, is_permuted=True),
+        ),
+        (
+            {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM", "modules_to_not_convert": ["o"]},
+            Packing(PackingMethod.AWQ, 64, plain_modules=("o",)),
+        ),
+    ],
+)
+def test_packed_checkpoints(tmp_path: Path, settings: dict[str, Any], packing: Packing) -> None:
+    assert read(tmp_path, quantization_config=settings).packing == packing
+
+
+def test_which_matrices_are_packed() -> None:
+    names = [f"model.layers.0.{module}.weight" for module in ("self_attn.q_proj", "mlp.up_proj")] + ["lm_head.weight"]
+    packing = Packing(PackingMethod.GPTQ, 128)
+    assert [packing.covers(name) for name in names] == [True, True, False]
+    assert [replace(packing, plain_modules=("mlp",)).covers(name) for name in names] == [True, False, False]
+    assert [replace(packing, packed_modules=("mlp.up_proj",)).covers(name) for name in names] == [False, True, False]
+    assert [replace(packing, packs_head=True).covers(name) for name in names] == [True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -74,13 +113,18 @@ def test_mistral_without_a_sliding_window_is_the_same(tmp_path: Path) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, r"architectures is 'GPT2LMHeadModel'; known: LlamaForCausalLM"),
         ({"architectures": None}, "architectures is None"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; known: silu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'; known: default, linear, llama3"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'; known: silu, gelu_pytorch_tanh, gelu"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'; known: default, linear, dynamic, yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor is 0.5, expected at least 1"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, r"layers of their own \(full_attention\)"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor is 0.25"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is 'gptq'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quant_method is 'fp8'; known: gptq, awq"),
+        ({"quantization_config": "gptq"}, "quantization_config is 'gptq', expected a JSON object"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"mlp_bias": True}, "mlp_bias is True"),
-        ({"sliding_window": 4096}, "sliding_window is 4096"),
+        ({"sliding_window": 4096}, "sliding_window is 4096, which LlamaForCausalLM does not have"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types are full_attention, sliding_attention"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"hidden_size": "64"}, "hidden_size is '64', expected a number"),
         ({"vocab_size": 0}, "vocab_size is 0, expected a positive whole number"),

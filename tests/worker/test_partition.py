@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.worker.errors import ConfigurationError
-from octavo.worker.model.config import ModelConfig, RopeConfig
+from octavo.worker.model.config import ModelConfig
+from octavo.worker.model.packing import Packing, PackingMethod
 from octavo.worker.model.partition import partition
+from octavo.worker.model.rope_config import RopeConfig
 
 SMOLLM2 = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -52,6 +54,13 @@ def test_one_query_head_each_is_the_limit() -> None:
 def test_size_below_one_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--tensor-parallel-size is 0"):
         partition(SMOLLM2, 0)
+
+
+def test_columns_that_share_a_scale_stay_together() -> None:
+    plain = dataclasses.replace(SMOLLM2, intermediate_size=1344)
+    grouped = dataclasses.replace(plain, packing=Packing(PackingMethod.AWQ, 192))
+    assert [len(rank.mlp_columns) for rank in partition(plain, 3)] == [448, 448, 448]
+    assert [len(rank.mlp_columns) for rank in partition(grouped, 3)] == [576, 384, 384]
 
 
 @given(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from octavo.kernels.backend import Kernels, reference_kernels, select_kernels
+from octavo.kernels.backend import Kernels, select_kernels
 from octavo.worker.sampler import sample_rows
 from octavo.worker.sampling_row import Candidate, SamplingRow
 
@@ -37,9 +37,36 @@ def test_banned_tokens_are_not_drawn_also_from_inference_tensors() -> None:
     assert sample_rows(made_in_inference_mode(), rows, KERNELS).token_ids.tolist() == [3, 1]
 
 
-def test_a_step_of_greedy_rows_needs_no_kernel() -> None:
-    none = dataclasses.replace(reference_kernels(), sample=None)  # type: ignore[arg-type]
-    assert sample_rows(made_in_inference_mode(), [row(), row(banned=(1,))], none).token_ids.tolist() == [1, 2]
+def test_each_row_has_its_own_filters() -> None:
+    """Rows 1, 3 and 5 may draw one token only: as top_k, as top_p, as min_p."""
+    logits = torch.zeros(6, 1_000)
+    logits[:, 7] = 1.0
+    wishes = [SamplingRow(5, branch, 0, 1.0, 1.0, None) for branch in range(6)]
+    wishes[1] = dataclasses.replace(wishes[1], top_k=1)
+    wishes[3] = dataclasses.replace(wishes[3], top_p=0.001)
+    wishes[5] = dataclasses.replace(wishes[5], min_p=0.5)
+    assert [token == 7 for token in sample_rows(logits, wishes, KERNELS).token_ids.tolist()] == [False, True] * 3
+
+
+def test_logits_are_left_as_they_are() -> None:
+    logits = made_in_inference_mode()
+    sample_rows(logits, [row(banned=(1,)), row(candidates=1, banned=(1,))], KERNELS)
+    assert torch.equal(logits, made_in_inference_mode())
+
+
+# ---- logits that are no numbers ----
+
+
+@pytest.mark.parametrize("candidates", [0, 2])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [[math.nan] * 4, [0.0, math.nan, 0.0, 0.0], [-math.inf] * 4, [0.0, math.inf, 0.0, 0.0]])
+def test_a_row_of_no_numbers_gives_no_token(bad: list[float], temperature: float, candidates: int) -> None:
+    rows = [row(), row(temperature=temperature, candidates=candidates), row(temperature=1.0), row(candidates=1)]
+    got = sample_rows(
+        torch.tensor([[0.0, 3.0, 2.0, 1.0], bad, [0.0, -99.0, -99.0, -99.0], [0.0, 0.0, 1.0, 0.0]]), rows, KERNELS
+    )
+    assert got.token_ids.tolist() == [1, -1, 0, 2]
+    assert not got.candidates.get(1)
 
 
 def test_branches_of_one_prompt_draw_each_for_itself() -> None:
@@ -119,7 +146,7 @@ def test_rows_that_draw_are_not_moved_by_rows_that_want_candidates() -> None:
     assert all(got.candidates[index][0][0] == logits[index].argmax() for index in (1, 4))
 
 
-@pytest.mark.parametrize("logits", [[math.nan] * 4, [-math.inf, 0.0, -math.inf, -math.inf]])
-def test_a_row_without_a_token_to_choose_is_an_error(logits: list[float]) -> None:
-    with pytest.raises(ValueError, match="no token is left"):
-        sample_rows(torch.tensor([logits]), [row(candidates=2, banned=(1,))], KERNELS)
+def test_a_row_that_bans_all_it_could_choose_gives_no_token() -> None:
+    logits = torch.tensor([[-math.inf, 0.0, -math.inf, -math.inf]])
+    for wish in (row(candidates=2, banned=(1,)), row(banned=(1,))):
+        assert sample_rows(logits, [wish], KERNELS).token_ids.tolist() == [-1]

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.worker.step_plan import HEADER_LENGTH, Int32Array, PlanKind, StepPlan, pack_plan, plan_length, unpack_plan
+from octavo.worker.step_plan import (
+    HEADER_LENGTH,
+    GraphKey,
+    Int32Array,
+    PlanKind,
+    StepPlan,
+    pack_plan,
+    plan_length,
+    unpack_plan,
+)
 
 numbers = st.integers(-(2**31), 2**31 - 1)
 
@@ -36,6 +45,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
         copies=draw(array(copies, 2)),
         logit_indices=draw(array(logits)),
         share_sampled=draw(st.booleans()),
+        graph=draw(st.none() | st.builds(GraphKey, st.integers(1, 512), st.integers(1, 2**31 - 1))),
     )
 
 
@@ -83,7 +93,7 @@ def test_counts_that_contradict_the_length_are_refused(plan: StepPlan, field: in
 def test_another_version_is_refused_with_both_numbers() -> None:
     buffer = pack_plan(StepPlan(PlanKind.HEARTBEAT))
     buffer[0] += 1
-    with pytest.raises(ValueError, match="magic 0xc7a0002, expected 0xc7a0001"):
+    with pytest.raises(ValueError, match="magic 0xc7a0003, expected 0xc7a0002"):
         unpack_plan(buffer)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
+from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
@@ -25,6 +25,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig
 
 from ..errors import ConfigurationError
 from .cache import Report
+from .gguf_rope import FREQUENCY_FACTORS, rope_parameters
 
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -70,14 +71,21 @@ class GGUFFile:
             raise ConfigurationError(f"{self.path} lacks the key {key}")
         return value
 
+    def tensor(self, name: str) -> NDArray[np.float32] | None:
+        """The values of a tensor that need not be there."""
+        return next((self._values(tensor) for tensor in self._reader.tensors if tensor.name == name), None)
+
     def tensors(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Each tensor's GGUF name and its values, dequantised to float32, the output dimension first."""
         for tensor in self._reader.tensors:
-            try:
-                yield tensor.name, dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-            except NotImplementedError as error:
-                kind = tensor.tensor_type.name
-                raise ConfigurationError(f"{self.path}: tensor {tensor.name} has the unknown type {kind}") from error
+            yield tensor.name, self._values(tensor)
+
+    def _values(self, tensor: ReaderTensor) -> NDArray[np.float32]:
+        try:
+            return dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise ConfigurationError(f"{self.path}: tensor {tensor.name} has the unknown type {kind}") from error
 
 
 def convert_gguf(source: Path, folder: Path, report: Report) -> None:
@@ -97,7 +105,7 @@ def convert_gguf(source: Path, folder: Path, report: Report) -> None:
 def _write_config(file: GGUFFile, folder: Path) -> None:
     _refuse_what_is_not_read(file)
     heads, hidden = file.require("llama.attention.head_count"), file.require("llama.embedding_length")
-    special = _special_token_ids(file)
+    head_dim, special = file.get("llama.attention.key_length", hidden // heads), _special_token_ids(file)
     config = LlamaConfig(
         architectures=["LlamaForCausalLM"],
         dtype="float32",
@@ -107,10 +115,10 @@ def _write_config(file: GGUFFile, folder: Path) -> None:
         num_hidden_layers=file.require("llama.block_count"),
         num_attention_heads=heads,
         num_key_value_heads=file.get("llama.attention.head_count_kv", heads),
-        head_dim=file.get("llama.attention.key_length", hidden // heads),
+        head_dim=head_dim,
         max_position_embeddings=file.require("llama.context_length"),
         rms_norm_eps=_shortest(file.require("llama.attention.layer_norm_rms_epsilon")),
-        rope_parameters={"rope_type": "default", "rope_theta": file.get("llama.rope.freq_base", 10000.0)},
+        rope_parameters=rope_parameters(file, head_dim, file.tensor(FREQUENCY_FACTORS)),
         tie_word_embeddings="output.weight" not in file.tensor_names,
         **special,
     )
@@ -122,8 +130,8 @@ def _refuse_what_is_not_read(file: GGUFFile) -> None:
     architecture = file.require("general.architecture")
     if architecture != "llama":
         raise ConfigurationError(f"{file.path} has the architecture {architecture!r}; known: 'llama'")
-    if file.get("llama.rope.scaling.type", "none") != "none" or file.get("llama.expert_count"):
-        raise ConfigurationError(f"{file.path} uses RoPE scaling or experts, which are not read from GGUF files")
+    if file.get("llama.expert_count"):
+        raise ConfigurationError(f"{file.path} uses experts, which are not read from GGUF files")
 
 
 def _special_token_ids(file: GGUFFile) -> dict[str, Any]:
@@ -171,6 +179,8 @@ def _weights(file: GGUFFile) -> dict[str, NDArray[np.float32]]:
     heads_by_projection = {"attn_q": heads, "attn_k": file.get("llama.attention.head_count_kv", heads)}
     weights = {}
     for name, values in file.tensors():
+        if name == FREQUENCY_FACTORS:  # config.json says what they mean
+            continue
         part = name.split(".")[2] if name.startswith("blk.") else name
         if part in heads_by_projection:
             values = _rotate_half_order(values, heads_by_projection[part])

@@ -1,8 +1,8 @@
 """The layers of a transformer, each sharded over the ranks and each with its own rule for loading its share.
 
 A layer is made empty, ``parts()`` names the checkpoint's tensors that it wants, which slice of each and where it goes;
-when all are loaded, ``prepare()`` packs the weight for the kernels. They are plain callables: inference needs nothing
-of ``nn.Module``, whose call overhead shows at one token a step.
+when all are loaded, ``prepare()`` packs the weight for the kernels, one layer at a time. They are plain callables:
+inference needs nothing of ``nn.Module``, whose call overhead shows at one token a step.
 """
 
 from __future__ import annotations
@@ -11,49 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.backend import Kernels
+from ...kernels.quantized import Weight
 from ..collectives import Collectives
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """What weights are made of and where they live."""
-
-    device: torch.device
-    dtype: torch.dtype
-    """Of activations, norms, the embedding and the KV cache."""
-    matrix_dtype: torch.dtype
-    """Of the weights of matrix products."""
-
-    @classmethod
-    def on(cls, device: torch.device, dtype: torch.dtype) -> Placement:
-        """Half precision on a CPU is for the matrices alone: there it saves the time, and all else has float32
-        kernels."""
-        return cls(device, torch.float32 if device.type == "cpu" else dtype, dtype)
-
-    def empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, device=self.device, dtype=self.dtype)
-
-    def matrix(self, *shape: int) -> Tensor:
-        """An empty weight of a matrix product."""
-        return torch.empty(shape, device=self.device, dtype=self.matrix_dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One tensor of the checkpoint, and where this rank's slice of it goes."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Of the whole tensor in the checkpoint."""
-    slices: tuple[slice, ...]
-    """This rank's share, one slice for each dimension."""
-    target: Tensor
-    """Filled with the share; a view of the layer's weight."""
+from .matrices import Part, Share
+from .products import Placement, prepare_product, stored_matrix
 
 
 class Layer(Protocol):
@@ -105,20 +70,16 @@ class ColumnParallelLinear:
     """
 
     def __init__(self, matrices: Sequence[Rows], in_features: int, placement: Placement) -> None:
-        self._matrices = tuple(matrices)
-        self._in = in_features
+        shares = [Share(m.name, (m.total, in_features), m.owned, range(in_features)) for m in matrices]
+        self._matrices = [stored_matrix(share, placement) for share in shares]
         self._placement = placement
 
     def parts(self) -> Iterator[Part]:
-        self._weight = self._placement.matrix(sum(len(m.owned) for m in self._matrices), self._in)
-        targets = torch.split(self._weight, [len(matrix.owned) for matrix in self._matrices])
-        for matrix, target in zip(self._matrices, targets, strict=True):
-            rows = slice(matrix.owned.start, matrix.owned.stop)
-            yield Part(matrix.name, (matrix.total, self._in), (rows, slice(None)), target)
+        for matrix in self._matrices:
+            yield from matrix.parts()
 
     def prepare(self, kernels: Kernels) -> None:
-        self._product = kernels.prepare_linear(self._weight)
-        del self._weight
+        self._product = prepare_product([matrix.weight() for matrix in self._matrices], self._placement, kernels)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x)
@@ -130,20 +91,16 @@ class RowParallelLinear:
     def __init__(
         self, name: str, in_total: int, in_owned: range, out_features: int, placement: Placement, group: Collectives
     ) -> None:
-        self._name = name
-        self._shape = (out_features, in_total)
-        self._owned = in_owned
+        share = Share(name, (out_features, in_total), range(out_features), in_owned)
+        self._matrix = stored_matrix(share, placement)
         self._placement = placement
         self._group = group
 
     def parts(self) -> Iterator[Part]:
-        self._weight = self._placement.matrix(self._shape[0], len(self._owned))
-        columns = slice(self._owned.start, self._owned.stop)
-        yield Part(self._name, self._shape, (slice(None), columns), self._weight)
+        yield from self._matrix.parts()
 
     def prepare(self, kernels: Kernels) -> None:
-        self._product = kernels.prepare_linear(self._weight)
-        del self._weight
+        self._product = prepare_product([self._matrix.weight()], self._placement, kernels)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self._product(x))
@@ -191,25 +148,25 @@ class ParallelHead:
         group: Collectives,
         tied: VocabParallelEmbedding | None,
     ) -> None:
-        self._rows = rows
+        share = Share(rows.name, (rows.total, hidden_size), rows.owned, range(hidden_size))
+        self._matrix = stored_matrix(share, placement) if tied is None else None
+        self._tied = tied
         self._widths = tuple(widths)
-        self._hidden = hidden_size
         self._placement = placement
         self._group = group
-        self._tied = tied
 
     def parts(self) -> Iterator[Part]:
-        if self._tied is None:
-            owned = self._rows.owned
-            self._weight = self._placement.matrix(len(owned), self._hidden)
-            shape = (self._rows.total, self._hidden)
-            yield Part(self._rows.name, shape, (slice(owned.start, owned.stop), slice(None)), self._weight)
+        if self._matrix is not None:
+            yield from self._matrix.parts()
 
     def prepare(self, kernels: Kernels) -> None:
-        if self._tied is not None:
-            self._weight = self._tied.weight.to(self._placement.matrix_dtype)
-        self._product = kernels.prepare_linear(self._weight)
-        del self._weight
+        self._product = prepare_product([self._weight()], self._placement, kernels)
+
+    def _weight(self) -> Weight:
+        if self._matrix is not None:
+            return self._matrix.weight()
+        assert self._tied is not None
+        return self._tied.weight.to(self._placement.matrix_dtype)
 
     def __call__(self, x: Tensor) -> Tensor | None:
         return self._group.gather_columns(self._product(x).float(), self._widths)

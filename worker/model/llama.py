@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ...kernels.backend import Kernels
 from ...kernels.kv_cache import KVCache
 from ..collectives import Collectives
-from .config import ModelConfig, RopeConfig, RopeType
+from .config import Activation, ModelConfig
 from .layers import (
     ColumnParallelLinear,
     Layer,
     ParallelHead,
-    Placement,
     RMSNorm,
     RowParallelLinear,
     Rows,
     VocabParallelEmbedding,
 )
 from .partition import Partition
+from .products import Placement
+from .rotary import rotary_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class Batch:
 
 
 class Attention:
-    """Grouped-query attention (Ainslie et al. 2023) with rotary positions against the paged cache."""
+    """Grouped-query attention (Ainslie et al. 2023) with rotary positions against the paged cache, all of it or within
+    a sliding window (Beltagy et al. 2020)."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class Attention:
         self._num_heads = sum(self._heads)
         self._head_dim = dim
         self._scale = 1 / math.sqrt(dim)
+        self._window = config.sliding_window
 
     def __call__(self, x: Tensor, cache: KVCache, cos_sin: Tensor, batch: Batch) -> Tensor:
         """``x [T, hidden] -> [T, hidden]``; writes K and V of the T tokens to ``cache``."""
@@ -88,12 +90,13 @@ class Attention:
             scale=self._scale,
             max_query_len=batch.max_query_len,
             max_seq_len=batch.max_seq_len,
+            sliding_window=self._window,
         )
         return self.out(attended.flatten(1))
 
 
 class MLP:
-    """SwiGLU (Shazeer 2020)."""
+    """SwiGLU or GEGLU (Shazeer 2020)."""
 
     def __init__(
         self,
@@ -110,10 +113,10 @@ class MLP:
         self.down = RowParallelLinear(
             f"{prefix}.down_proj.weight", total, columns, config.hidden_size, placement, group
         )
-        self._silu_mul = kernels.silu_mul
+        self._gate = _gate(config.activation, kernels)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self._silu_mul(self.gate_up(x)))
+        return self.down(self._gate(self.gate_up(x)))
 
 
 class Block:
@@ -198,27 +201,13 @@ class Llama:
         return self.head(self.norm(x, residual)[0])
 
 
-def rotary_table(rope: RopeConfig, head_dim: int, max_positions: int) -> Tensor:
-    """float32 ``[max_positions, head_dim]``: the cosines of each position's angles, then the sines."""
-    angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), _frequencies(rope, head_dim))
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
-
-
-def _frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if rope.type is RopeType.DEFAULT:
-        return frequencies
-    if rope.type is RopeType.LINEAR:
-        return frequencies / rope.factor
-    return _llama3_frequencies(rope, frequencies)
-
-
-def _llama3_frequencies(rope: RopeConfig, frequencies: Tensor) -> Tensor:
-    """Long waves are stretched by the factor, short ones kept, those between blended (Llama 3.1, ``apply_scaling``)."""
-    turns = rope.original_max_positions * frequencies / (2 * math.pi)
-    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    kept = kept.clamp(0.0, 1.0)
-    return kept * frequencies + (1 - kept) * frequencies / rope.factor
+def _gate(activation: Activation, kernels: Kernels) -> Callable[[Tensor], Tensor]:
+    """``[T, 2 * I] -> [T, I]``: activation(gate) * up."""
+    return {
+        Activation.SILU: kernels.silu_mul,
+        Activation.GELU_TANH: kernels.gelu_mul,
+        Activation.GELU: kernels.gelu_erf_mul,
+    }[activation]
 
 
 def _scaled(run: range, factor: int) -> range:

@@ -13,6 +13,7 @@ Beyond that every KV head is held by several ranks, which share out its query he
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,10 +35,13 @@ class Partition:
 
 
 def partition(config: ModelConfig, size: int) -> tuple[Partition, ...]:
-    """What each of ``size`` ranks owns. Raises ConfigurationError when a rank would be left without work."""
+    """What each of ``size`` ranks owns. Raises ConfigurationError when a rank would be left without work, or a group
+    of input channels, which share a scale, would be cut in two."""
     check_size(config, size)
     heads = _share_kv_heads(config, size) if size <= config.num_kv_heads else _replicate_kv_heads(config, size)
-    columns = _deal(config.intermediate_size, size)
+    if size > 1 and config.packing is not None and config.packing.group_size is not None:
+        _check_groups(config, config.packing.group_size, config.packing.is_permuted, [query for query, _ in heads])
+    columns = _deal(config.intermediate_size, size, _group_size(config))
     rows = _deal(config.vocab_size, size)
     return tuple(Partition(*heads[rank], columns[rank], rows[rank]) for rank in range(size))
 
@@ -65,12 +69,40 @@ def split(total: int, size: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(stops)]
 
 
-def _deal(total: int, size: int) -> list[range]:
-    """Like ``split``, in whole units where there are enough of them; the last run takes what is over."""
-    if total < _UNIT * size:
-        return split(total, size)
-    units = split(-(-total // _UNIT), size)
-    return [range(run.start * _UNIT, min(run.stop * _UNIT, total)) for run in units]
+def _group_size(config: ModelConfig) -> int:
+    """Input channels that must stay together: those of a group, or the two of a byte."""
+    return 1 if config.packing is None else config.packing.group_size or 2
+
+
+def _check_groups(config: ModelConfig, group_size: int, is_permuted: bool, query_heads: list[range]) -> None:
+    size = len(query_heads)
+    if is_permuted:
+        raise ConfigurationError(
+            f"--tensor-parallel-size is {size}, but this checkpoint's groups of {group_size} input channels are "
+            "scattered (desc_act), so that no rank can own whole groups; the limit is 1"
+        )
+    if size * group_size > config.intermediate_size:
+        raise ConfigurationError(
+            f"--tensor-parallel-size is {size}, but the checkpoint has {config.intermediate_size // group_size} groups "
+            f"of {group_size} MLP columns, which cannot be cut; the limit is {config.intermediate_size // group_size}"
+        )
+    for rank, heads in enumerate(query_heads):
+        if heads.start * config.head_dim % group_size:
+            raise ConfigurationError(
+                f"--tensor-parallel-size is {size}: rank {rank} would begin with query head {heads.start}, input "
+                f"channel {heads.start * config.head_dim} of o_proj, within one of the groups of "
+                f"{group_size} that the checkpoint is packed in"
+            )
+
+
+def _deal(total: int, size: int, least: int = 1) -> list[range]:
+    """Like ``split``, in whole units where there are enough of them; the last run takes what is over.
+
+    A unit is a multiple of ``least``, of which there are at least ``size``.
+    """
+    unit = next(unit for unit in (math.lcm(_UNIT, least), least) if total >= unit * size)
+    units = split(-(-total // unit), size)
+    return [range(run.start * unit, min(run.stop * unit, total)) for run in units]
 
 
 def _share_kv_heads(config: ModelConfig, size: int) -> list[tuple[range, range]]:

@@ -16,9 +16,14 @@ from safetensors import SafetensorError, safe_open
 
 from ...kernels.backend import Kernels
 from ..errors import ConfigurationError
-from .layers import Layer, Part
+from .layers import Layer
+from .matrices import Part
 
 INDEX = "model.safetensors.index.json"
+
+_KINDS = {True: ("F32", "BF16", "F16", "F64"), False: ("I32",)}
+"""The types, by safetensors' names, that a tensor may have whose place in the model holds floating-point numbers, and
+integers."""
 
 Progress = Callable[[int, int], None]
 """Called with (layers loaded, layers in all)."""
@@ -29,8 +34,9 @@ def load_weights(
 ) -> None:
     """Fill and prepare every layer from ``folder``.
 
-    Tensors named in ``may_be_unused``, and stored rotary frequencies, may stay unread. Raises ConfigurationError, with
-    the tensor's or file's name, for one that is missing, left unused, of another shape, or in a file cut off.
+    Tensors named in ``may_be_unused``, stored rotary frequencies and biases of zeros may stay unread. Raises
+    ConfigurationError, with the tensor's or file's name, for one that is missing, left unused, of another shape or kind
+    of number, or in a file cut off.
     """
     todo = list(layers)
     with ExitStack() as stack:
@@ -85,17 +91,26 @@ class Checkpoint:
                 f"tensor {part.name} in {self._folder} has the shape {_shown(found)}, expected {_shown(part.shape)} "
                 "by config.json"
             )
+        known = _KINDS[part.target.dtype.is_floating_point]
+        if source.get_dtype() not in known:
+            raise ConfigurationError(
+                f"tensor {part.name} in {self._folder} has the type {source.get_dtype()}; known: {', '.join(known)}"
+            )
         self._unread.discard(part.name)
         return source
 
     def refuse_unused(self, allowed: frozenset[str]) -> None:
-        unused = sorted(
-            name for name in self._unread if name not in allowed and not name.endswith("rotary_emb.inv_freq")
-        )
+        unused = sorted(name for name in self._unread if name not in allowed and not self._changes_nothing(name))
         if unused:
             raise ConfigurationError(
                 f"{self._folder} holds {len(unused)} tensors that the model does not use, the first is {unused[0]}"
             )
+
+    def _changes_nothing(self, name: str) -> bool:
+        """Rotary frequencies are computed; early GPTQ checkpoints store biases of zeros for models without any."""
+        if name.endswith(".bias"):
+            return not bool(self._file_of[name].get_tensor(name).any())
+        return name.endswith("rotary_emb.inv_freq")
 
 
 def _files(folder: Path) -> Mapping[Path, list[str] | None]:

@@ -1,0 +1,216 @@
+"""How a call's attention is cut into tasks, which threads take one after another, and what was cut put together.
+
+A task is some tokens of one sequence for one KV head. A sequence of many new tokens is cut into blocks of tokens, each
+against all keys it sees. One of few is cut into segments of its keys (flash-decoding, Dao et al. 2023), at positions
+that depend on nothing else, and merged in order: what comes out does not depend on the batch or on the number of
+threads.
+"""
+
+# Kernels are compiled by their own type systems.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray
+
+from .cpu_attention_tiles import (
+    LINE,
+    Buffers,
+    Rows,
+    buffer_floats,
+    finish_rows,
+    in_place,
+    packed,
+    place_buffers,
+    round_up,
+    start_rows,
+)
+from .cpu_numba import fast_exp, helper, pointer
+from .cpu_vectors import ROWS, fetch_and_increment
+
+SHORT_QUERY = 8
+"""Most new tokens of a sequence whose K and V are read where they lie."""
+
+SEGMENT = 512
+"""Keys of a task of such a sequence: with 64 float32 each, 256 KiB, which take some ten µs."""
+
+PACKED_ROWS = 192
+"""Rows of a task of many tokens: packing a tile costs a few rows' work, and their sums fit a second-level cache."""
+
+ENTRY = 7
+"""int32 of the plan for a task of every KV head: sequence, first token, tokens, first key, end key, piece, pieces."""
+
+_f32 = np.float32
+
+
+def tokens_of_block(group: int) -> int:
+    return max(SHORT_QUERY, PACKED_ROWS // group)
+
+
+class Sizes(NamedTuple):
+    """Of a call's scratch memory, in words of 4 bytes, whole cache lines each."""
+
+    num_rows: int
+    """The most of a task."""
+    plan: int
+    """With the counter of tasks taken before it, in a line of its own."""
+    buffers: int
+    """Of one thread."""
+    partial: int
+    """What one task on a segment leaves."""
+    num_partials: int
+
+
+def scratch_sizes(
+    num_tokens: int, max_query_len: int, num_seqs: int, max_seq_len: int, num_kv_heads: int, group: int, head_dim: int
+) -> Sizes:
+    """Pages of it that are not written take no memory."""
+    block = tokens_of_block(group)
+    num_rows = min(max_query_len, block) * group
+    entries = num_seqs * (-(-max_seq_len // SEGMENT) + 1) + num_tokens // block
+    num_partial_rows = round_up(min(max_query_len, SHORT_QUERY) * group, ROWS)
+    return Sizes(
+        num_rows,
+        LINE + round_up(entries * ENTRY, LINE),
+        buffer_floats(num_rows, group, head_dim),
+        round_up(num_partial_rows * (head_dim + 2), LINE),
+        entries * num_kv_heads,
+    )
+
+
+class Scratch(NamedTuple):
+    """Addresses and sizes of a call's scratch memory; see ``Sizes``."""
+
+    num_rows: Any
+    plan_at: Any
+    buffers_at: Any
+    buffers: Any
+    partials_at: Any
+    partial: Any
+
+
+@helper
+def make_plan(batch, plan_at, block):
+    """Returns the number of entries, and pairs of a token and a key, for each KV head. The longest tasks come first."""
+    carray(pointer(plan_at), (1,), np.int64)[0] = 0
+    lens = carray(pointer(batch.lens_at), (batch.num_seqs,), np.int32)
+    starts = carray(pointer(batch.starts_at), (batch.num_seqs + 1,), np.int32)
+    num, pairs = np.int64(0), np.int64(0)
+    for seq in range(batch.num_seqs):
+        tokens = np.int64(starts[seq + 1] - starts[seq])
+        if tokens > SHORT_QUERY:
+            before = np.int64(lens[seq]) - tokens
+            for index in range((tokens - 1) // block + 1):
+                first = (tokens - 1) // block * block - index * block
+                size = min(block, tokens - first)
+                first_key = max(0, before + first + 1 - batch.window)
+                end_key = before + first + size
+                _enter(plan_at, num, seq, first, size, first_key, end_key, np.int64(0), np.int64(1))
+                num += 1
+                pairs += size * (end_key - first_key)
+    for seq in range(batch.num_seqs):
+        tokens = np.int64(starts[seq + 1] - starts[seq])
+        if 0 < tokens <= SHORT_QUERY:
+            end = np.int64(lens[seq])
+            first_key = max(0, end - tokens + 1 - batch.window)
+            skipped = first_key // SEGMENT
+            pieces = (end - 1) // SEGMENT + 1 - skipped
+            pairs += tokens * (end - first_key)
+            for piece in range(pieces):
+                segment_end = min(end, (skipped + piece + 1) * SEGMENT)
+                _enter(plan_at, num, seq, np.int64(0), tokens, first_key, segment_end, piece, pieces)
+                first_key = segment_end
+                num += 1
+    return num, pairs
+
+
+@helper
+def _entry(plan_at, index):
+    return carray(pointer(plan_at + 4 * (LINE + ENTRY * index)), (ENTRY,), np.int32)
+
+
+@helper
+def _enter(plan_at, num, seq, first, tokens, first_key, end_key, piece, pieces):
+    entry = _entry(plan_at, num)
+    entry[0], entry[1], entry[2] = seq, first, tokens
+    entry[3], entry[4], entry[5], entry[6] = first_key, end_key, piece, pieces
+
+
+@helper
+def _rows_of(batch, entry, head):
+    seq, first = np.int64(entry[0]), np.int64(entry[1])
+    lens = carray(pointer(batch.lens_at), (batch.num_seqs,), np.int32)
+    starts = carray(pointer(batch.starts_at), (batch.num_seqs + 1,), np.int32)
+    position = np.int64(lens[seq]) - np.int64(starts[seq + 1] - starts[seq]) + first
+    table_at = batch.tables_at + 4 * seq * batch.max_blocks
+    token = np.int64(starts[seq]) + first
+    return Rows(table_at, head, token, np.int64(entry[2]), position, np.int64(entry[3]), np.int64(entry[4]))
+
+
+@helper
+def _partial_of(scratch, task, own, head_dim):
+    """A thread's own buffers, but for sums, which lie in a task's partial: ``[rows, D]`` and twice ``[rows]``."""
+    at, rows = scratch.partials_at + 4 * scratch.partial * task, scratch.partial // (head_dim + 2)
+    largest = at + 4 * rows * head_dim
+    total = largest + 4 * rows
+    return Buffers(own.query, at, largest, total, own.scores, own.k_scale, own.v_scale, own.tile, own.transposed)
+
+
+@helper
+def work(batch, scratch, worker, num_tasks, group, head_dim, kind):
+    """What each thread does: takes tasks until there are no more."""
+    # No literals for what need not know them: it is compiled once, not for each model's sizes.
+    width, height = np.int64(head_dim), np.int64(group)
+    own = place_buffers(scratch.buffers_at + 4 * scratch.buffers * worker, scratch.num_rows, height, width)
+    task = fetch_and_increment(scratch.plan_at)
+    while task < num_tasks:
+        entry = _entry(scratch.plan_at, task // batch.num_kv_heads)
+        rows = _rows_of(batch, entry, task % batch.num_kv_heads)
+        whole = entry[6] == 1
+        buffers = own if whole else _partial_of(scratch, task, own, width)
+        start_rows(batch, rows, buffers, height, width)
+        if rows.num_tokens <= SHORT_QUERY:
+            in_place(batch, rows, buffers, group, head_dim, kind)
+        else:
+            packed(batch, rows, buffers, group, head_dim, kind)
+        if whole:
+            finish_rows(batch, rows, buffers, height, width)
+        task = fetch_and_increment(scratch.plan_at)
+
+
+@helper
+def merge(batch, scratch, num_entries, group, head_dim):
+    """Puts the segments of each sequence and head together, in order."""
+    own = place_buffers(scratch.buffers_at, scratch.num_rows, group, head_dim)
+    for index in range(num_entries):
+        entry = _entry(scratch.plan_at, index)
+        if entry[5] > 0 or entry[6] == 1:
+            continue
+        for head in range(batch.num_kv_heads):
+            task = index * batch.num_kv_heads + head
+            rows = _rows_of(batch, entry, head)
+            first = _partial_of(scratch, task, own, head_dim)
+            for piece in range(1, entry[6]):
+                other = _partial_of(scratch, task + piece * batch.num_kv_heads, own, head_dim)
+                for row in range(rows.num_tokens * group):
+                    _add_partial(first, other, row, head_dim)
+            finish_rows(batch, rows, first, group, head_dim)
+
+
+@helper
+def _add_partial(first, other, row, head_dim):
+    largest = carray(pointer(first.largest + 4 * row), (1,), _f32)
+    other_largest = carray(pointer(other.largest + 4 * row), (1,), _f32)
+    new_largest = max(largest[0], other_largest[0])
+    factor, other_factor = fast_exp(largest[0] - new_largest), fast_exp(other_largest[0] - new_largest)
+    largest[0] = new_largest
+    total = carray(pointer(first.total + 4 * row), (1,), _f32)
+    other_total = carray(pointer(other.total + 4 * row), (1,), _f32)
+    total[0] = total[0] * factor + other_total[0] * other_factor
+    attended = carray(pointer(first.attended + 4 * row * head_dim), (head_dim,), _f32)
+    other_attended = carray(pointer(other.attended + 4 * row * head_dim), (head_dim,), _f32)
+    for d in range(head_dim):
+        attended[d] = attended[d] * factor + other_attended[d] * other_factor

@@ -1,0 +1,201 @@
+"""Matrix products by int8 weights on CPUs: inputs quantised token by token, sums exact in int32 ("W8A8").
+
+Two ways with equal results. Few rows are bound by reading the weight, which the tiles of cpu_tiles.py do with the
+least around it. For more, oneDNN has the byte products (VNNI) and matrix units (AMX) of newer processors. Without
+those its byte products saturate at 16 bits, and the tiles do it all.
+"""
+
+# Kernels are compiled by their own type systems.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import carray, prange
+from torch import Tensor
+
+from . import cpu_tiles
+from .cpu_linear_float import as_rows, bias_of, finished, padded
+from .cpu_numba import (
+    PARALLEL_ELEMENTS,
+    Kernel,
+    claim_threads,
+    compile_kernel,
+    exact_helper,
+    fingerprint,
+    helper,
+    pointer,
+)
+from .cpu_tiles import INT8_DEPTH, INT8_PANEL, INT8_TILE_ROWS, int8_tile, rows_of_block, rows_of_tile
+from .kv_cache import SMALLEST_SCALE
+from .quantized import LARGEST_INT8, Int8Weight
+
+PARALLEL_PRODUCTS = 524_288
+"""Fewer multiplications than this are done by the calling thread alone; see ``cpu_numba.PARALLEL_ELEMENTS``."""
+
+PARALLEL_ROWS = 16
+"""Fewer rows than this are quantised by the calling thread alone."""
+
+TILED_ROWS = 12
+"""Up to so many rows the tiles are faster than oneDNN."""
+
+_f32 = np.float32
+_LARGEST, _SMALLEST_SCALE = _f32(LARGEST_INT8), _f32(SMALLEST_SCALE)
+
+
+@helper
+def _largest(x):
+    largest = _f32(0)
+    for i in range(x.size):
+        largest = max(largest, abs(x[i]))
+    return largest
+
+
+@exact_helper
+def _quantize_row(x, out):
+    """The scale; ``out`` is filled up with zeros."""
+    scale = max(_largest(x) / _LARGEST, _SMALLEST_SCALE)
+    for i in range(x.size):
+        out[i] = np.int32(np.rint(x[i] / scale))
+    for i in range(x.size, out.size):
+        out[i] = 0
+    return scale
+
+
+@exact_helper
+def _finish_row(out, scale, bias):
+    for i in range(out.size):
+        out[i] = out[i] * scale + bias[i]
+
+
+def _build_product(parallel: bool) -> Kernel:
+    version = fingerprint(cpu_tiles)
+
+    def product(x_at, x_stride, rows, width, panels_at, depth, panels, scales_at, bias_at, out_at, threads):
+        """Rows are quantised; then as cpu_linear_float's."""
+        version  # noqa: B018
+        x_scales, quantized = np.empty(rows, _f32), np.empty((rows, depth), np.int16)
+        workers = threads if parallel else 1
+        if workers == 1 or rows < PARALLEL_ROWS:
+            for row in range(rows):
+                x_scales[row] = _quantize_row(carray(pointer(x_at + row * x_stride), (width,), _f32), quantized[row])
+        else:
+            for row in prange(rows):
+                x_scales[row] = _quantize_row(carray(pointer(x_at + row * x_stride), (width,), _f32), quantized[row])
+        block_rows = rows_of_block(rows, INT8_TILE_ROWS, panels, workers)
+        tasks = -(-rows // block_rows) * panels
+        for worker in prange(workers):
+            for task in range(worker * tasks // workers, (worker + 1) * tasks // workers):
+                panel, begin = task % panels, task // panels * block_rows
+                end = min(begin + block_rows, rows)
+                tile_rows = rows_of_tile(end - begin, INT8_TILE_ROWS)
+                for row in range(begin, end, tile_rows):
+                    int8_tile(
+                        min(tile_rows, end - row),
+                        quantized.ctypes.data + 2 * row * depth,
+                        2 * depth,
+                        x_scales.ctypes.data + 4 * row,
+                        panels_at + panel * depth * INT8_PANEL,
+                        depth,
+                        scales_at + 4 * panel * INT8_PANEL,
+                        bias_at + 4 * panel * INT8_PANEL,
+                        out_at + 4 * (row * panels + panel) * INT8_PANEL,
+                        4 * panels * INT8_PANEL,
+                    )
+
+    return compile_kernel(product, parallel=parallel, exact=True)
+
+
+def _build_quantize(parallel: bool) -> Kernel:
+    def quantize(x_at, x_stride, rows, width, out_at, scales_at, threads):
+        scales = carray(pointer(scales_at), (rows,), _f32)
+        workers = threads if parallel else 1
+        for worker in prange(workers):
+            for row in range(worker, rows, workers):
+                out = carray(pointer(out_at + row * width), (width,), np.int8)
+                scales[row] = _quantize_row(carray(pointer(x_at + row * x_stride), (width,), _f32), out)
+
+    return compile_kernel(quantize, parallel=parallel)
+
+
+def _build_finish(parallel: bool) -> Kernel:
+    def finish(out_at, rows, width, scales_at, bias_at, threads):
+        scales = carray(pointer(scales_at), (rows,), _f32)
+        bias = carray(pointer(bias_at), (width,), _f32)
+        workers = threads if parallel else 1
+        for worker in prange(workers):
+            for row in range(worker, rows, workers):
+                _finish_row(carray(pointer(out_at + 4 * row * width), (width,), _f32), scales[row], bias)
+
+    return compile_kernel(finish, parallel=parallel)
+
+
+_PRODUCT = {parallel: _build_product(parallel) for parallel in (False, True)}
+_QUANTIZE = {parallel: _build_quantize(parallel) for parallel in (False, True)}
+_FINISH = {parallel: _build_finish(parallel) for parallel in (False, True)}
+
+
+class Int8Linear:
+    """``x [T, in] -> [T, out]``, see ``reference.prepare_linear``; a row's product does not depend on other rows."""
+
+    def __init__(self, weight: Int8Weight, bias: Tensor | None = None) -> None:
+        self._out, num_in = weight.values.shape
+        self._panels = _to_pairs(weight.values)
+        self._num_panels, self._size = self._panels.shape[0], self._panels.numel()
+        self._scales = padded(weight.scales.float(), INT8_PANEL)
+        self._bias = bias_of(self._out, bias, INT8_PANEL)
+        depth = 2 * self._panels.shape[1]
+        at = self._scales.data_ptr(), self._bias.data_ptr()
+        self._weight_at = num_in, self._panels.data_ptr(), depth, self._num_panels, *at
+        self._packed = OneDnnInt8(weight) if has_byte_products() else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = as_rows(x)
+        num_rows = rows.shape[0]
+        if self._packed is not None and num_rows > TILED_ROWS:
+            return finished(self._packed(rows, self._bias), self._out, x)
+        out = rows.new_empty((num_rows, self._num_panels * INT8_PANEL))
+        threads = 1 if num_rows * self._size < PARALLEL_PRODUCTS else claim_threads()
+        kernel = _PRODUCT[threads > 1]
+        kernel(rows.data_ptr(), 4 * rows.stride(0), num_rows, *self._weight_at, out.data_ptr(), threads)
+        return finished(out, self._out, x)
+
+
+class OneDnnInt8:
+    """The same by oneDNN. float32 rows, and a bias of at least ``out`` elements."""
+
+    def __init__(self, weight: Int8Weight) -> None:
+        self._packed = torch.ops.onednn.qlinear_prepack(weight.values, None)
+        self._scales = weight.scales.float()
+        self._zeros = torch.zeros(weight.values.shape[0], dtype=torch.int32)
+
+    def __call__(self, x: Tensor, bias: Tensor) -> Tensor:
+        num_rows, width = x.shape
+        values, x_scales = x.new_empty((num_rows, width), dtype=torch.int8), x.new_empty(num_rows)
+        threads = _threads_for(x.numel())
+        to = values.data_ptr(), x_scales.data_ptr(), threads
+        _QUANTIZE[threads > 1](x.data_ptr(), 4 * x.stride(0), num_rows, width, *to)
+        out: Tensor = torch.ops.onednn.qlinear_pointwise(
+            values, 1.0, 0, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        threads = _threads_for(out.numel())
+        at = out.data_ptr(), num_rows, out.shape[1], x_scales.data_ptr(), bias.data_ptr()
+        _FINISH[threads > 1](*at, threads)
+        return out
+
+
+def has_byte_products() -> bool:
+    """Whether oneDNN multiplies bytes fast and exactly here: with VNNI or AMX."""
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    return bool(supported and supported()) and hasattr(torch.ops.onednn, "qlinear_pointwise")
+
+
+def _threads_for(num_elements: int) -> int:
+    return 1 if num_elements < PARALLEL_ELEMENTS else claim_threads()
+
+
+def _to_pairs(values: Tensor) -> Tensor:
+    """``[out, in] -> [out / INT8_PANEL, in / 2, INT8_PANEL, 2]``, filled up with zeros in both."""
+    whole = padded(padded(values, INT8_PANEL).t(), INT8_DEPTH)
+    return whole.view(whole.shape[0] // 2, 2, -1, INT8_PANEL).permute(2, 0, 3, 1).contiguous()

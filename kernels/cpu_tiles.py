@@ -1,0 +1,242 @@
+"""The inner loops of matrix products on CPUs, written in LLVM's vectors, for numba kernels to call.
+
+A weight ``[out, in]`` is stored in *panels* of PANEL outputs, ``[out / PANEL, in, PANEL]``: memory that a thread reads
+straight through. A *tile* is a few rows of the input times one panel. Its sums stay in registers while the panel
+passes by, and a vector of weights is used for every row of the tile:
+
+    for each input channel k:    w = panel[k], two vectors        for each row:    sums[row] += x[row, k] * w
+
+A sum runs over k in one order, whatever the number of rows, so that a row's product does not depend on the rows beside
+it (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008, without its blocks of k: the
+caches of today hold a whole panel).
+"""
+
+# Kernels are compiled by their own type systems.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .cpu_numba import helper
+
+_FEATURES = binding.get_host_cpu_features()
+
+_LANES = 16 if _FEATURES.get("avx512f") else 8
+PANEL = 2 * _LANES
+"""Outputs of a panel of float32 weights."""
+TILE_ROWS = 12 if _LANES == 16 else 6
+"""Most rows of a tile: of 32 (without AVX-512 16) vector registers 24 (12) hold sums."""
+
+HAS_INT8_TILE = bool(_FEATURES.get("avx2"))
+"""Whether this processor has the instruction of ``int8_tile``."""
+BLOCK_ROWS = 384
+"""A panel passes over so many rows before the next one does: they stay in a cache meanwhile."""
+
+INT8_PANEL = 16
+INT8_TILE_ROWS = 6
+INT8_DEPTH = 8
+"""The input channels of an int8 panel are filled up with zeros to a multiple of this."""
+
+PREFETCH_BYTES = 4096
+"""Weights are asked for so far ahead. The processor's own prefetching ends with a page; with it alone, 16 rows of
+SmolLM2-135M's layers, weights from memory, took 1.4 times as long (one thread, AVX-512 and AVX2)."""
+
+_i32, _i64, _float = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_floats = ir.VectorType(_float, _LANES)
+_eight_floats, _eight_ints = ir.VectorType(_float, 8), ir.VectorType(_i32, 8)
+_sixteen_bytes, _sixteen_words = ir.VectorType(ir.IntType(8), 16), ir.VectorType(ir.IntType(16), 16)
+
+
+@helper
+def rows_of_block(rows, tile_rows, panels, workers):
+    """Work is divided into tasks, (block of rows, panel): this gives the rows of a block.
+
+    A multiple of ``tile_rows``; fewer than BLOCK_ROWS where there would not be four tasks for each worker.
+    """
+    tiles = -(-rows // tile_rows)
+    blocks = max(-(-rows // BLOCK_ROWS), min(tiles, -(-4 * workers // panels)))
+    return -(-tiles // blocks) * tile_rows
+
+
+@helper
+def rows_of_tile(rows, tile_rows):
+    """Rows of each tile of a block of ``rows``, so that none is much smaller than the others."""
+    return -(-rows // -(-rows // tile_rows))
+
+
+@intrinsic
+def float_tile(typing_context: Any, rows, x, x_stride, panel, depth, first, first_stride, out, out_stride) -> Any:
+    """``out[r, :PANEL] = first[r] + x[r, :depth] @ panel`` for ``rows`` rows, 1 to TILE_ROWS.
+
+    All float32; x, panel, first and out are addresses, strides are in bytes. ``first`` is a bias with stride 0, or what
+    is in ``out`` already.
+    """
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        _for_each_count(builder, arguments[0], TILE_ROWS, lambda rows: _float_tile(builder, rows, *arguments[1:]))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 9), generate
+
+
+@intrinsic
+def int8_tile(typing_context: Any, rows, x, x_stride, x_scales, panel, depth, scales, bias, out, out_stride) -> Any:
+    """``out[r, :INT8_PANEL] = (x[r, :depth] @ panel) * scales * x_scales[r] + bias``, 1 to INT8_TILE_ROWS rows.
+
+    x int16 (of bytes' size), the panel int8 ``[depth / 2, INT8_PANEL, 2]``, all else float32. One instruction
+    (``vpmaddwd``) takes two input channels of eight outputs: 16 products, and the sums of neighbours in int32. Unlike
+    the one that multiplies bytes (``vpmaddubsw``) it cannot overflow, so the sum is exact. With VNNI, LLVM makes one
+    instruction of it and the addition.
+    """
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        _for_each_count(builder, arguments[0], INT8_TILE_ROWS, lambda rows: _int8_tile(builder, rows, *arguments[1:]))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10), generate
+
+
+@intrinsic
+def widen_int4(typing_context: Any, codes, pairs, scales, minimums, out) -> Any:
+    """``out[2p], out[2p + 1] = (codes[p] & 15) * scales + minimums, (codes[p] >> 4) * scales + minimums``.
+
+    Addresses: codes uint8 ``[pairs, PANEL]``, the others float32, ``[PANEL]`` and ``[2 pairs, PANEL]``.
+    """
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        codes, pairs, scales, minimums, out = arguments
+        for i in (0, 1):
+            at = 4 * _LANES * i
+            factor, least = (_load(builder, _plus(builder, base, at), _floats) for base in (scales, minimums))
+            with cgutils.for_range(builder, pairs) as loop:
+                code_at = builder.add(_plus(builder, codes, _LANES * i), builder.mul(loop.index, _int(PANEL)))
+                code = _load(builder, code_at, ir.VectorType(ir.IntType(8), _LANES))
+                code = builder.zext(code, ir.VectorType(_i32, _LANES))
+                low = builder.and_(code, ir.Constant(code.type, [15] * _LANES))
+                to = builder.add(_plus(builder, out, at), builder.mul(loop.index, _int(8 * PANEL)))
+                for row, part in enumerate((low, builder.lshr(code, ir.Constant(code.type, [4] * _LANES)))):
+                    value = builder.fmul(builder.uitofp(part, _floats), factor)
+                    _store(builder, builder.fadd(value, least), _plus(builder, to, 4 * PANEL * row))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+def _for_each_count(builder: ir.IRBuilder, count: Any, most: int, emit: Callable[[int], None]) -> None:
+    """The code for each number of rows, and a jump to the one that is needed."""
+    end = builder.append_basic_block("end")
+    switch = builder.switch(count, end)
+    for rows in range(1, most + 1):
+        block = builder.append_basic_block(f"rows{rows}")
+        switch.add_case(_int(rows), block)
+        builder.position_at_end(block)
+        emit(rows)
+        builder.branch(end)
+    builder.position_at_end(end)
+
+
+def _float_tile(builder, rows, x, x_stride, panel, depth, first, first_stride, out, out_stride) -> None:
+    sums = [[cgutils.alloca_once(builder, _floats) for _ in (0, 1)] for _ in range(rows)]
+    for row, pair in enumerate(sums):
+        for i, total in enumerate(pair):
+            at = _plus(builder, _row(builder, first, first_stride, row), 4 * _LANES * i)
+            builder.store(_load(builder, at, _floats), total)
+    row_at = [_row(builder, x, x_stride, row) for row in range(rows)]
+    with cgutils.for_range(builder, depth) as loop:
+        weight_at = builder.add(panel, builder.mul(loop.index, _int(4 * PANEL)))
+        for line in range(0, 4 * PANEL, 64):
+            _prefetch(builder, _plus(builder, weight_at, PREFETCH_BYTES + line))
+        weights = [_load(builder, _plus(builder, weight_at, 4 * _LANES * i), _floats) for i in (0, 1)]
+        offset = builder.mul(loop.index, _int(4))
+        for at, pair in zip(row_at, sums, strict=True):
+            value = _splat(builder, _load(builder, builder.add(at, offset), _float), _LANES)
+            for weight, total in zip(weights, pair, strict=True):
+                product = builder.fmul(value, weight, flags=("contract",))
+                builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+    for row, pair in enumerate(sums):
+        for i, total in enumerate(pair):
+            _store(builder, builder.load(total), _plus(builder, _row(builder, out, out_stride, row), 4 * _LANES * i))
+
+
+def _int8_tile(builder, rows, x, x_stride, x_scales, panel, depth, scales, bias, out, out_stride) -> None:
+    chains = 4 if rows == 1 else 2 if rows <= 3 else 1  # of sums that need not wait for each other
+    sums = [[[cgutils.alloca_once(builder, _eight_ints) for _ in (0, 1)] for _ in range(chains)] for _ in range(rows)]
+    for total in (total for of_row in sums for pair in of_row for total in pair):
+        builder.store(ir.Constant(_eight_ints, [0] * 8), total)
+    row_at = [_row(builder, x, x_stride, row) for row in range(rows)]
+    with cgutils.for_range(builder, builder.udiv(depth, _int(2 * chains))) as loop:
+        for chain in range(chains):
+            step = _plus(builder, builder.mul(loop.index, _int(chains)), chain)
+            _int8_step(builder, step, row_at, panel, [of_row[chain] for of_row in sums])
+    for row, of_row in enumerate(sums):
+        at = _row(builder, out, out_stride, row)
+        x_scale = _splat(builder, _load(builder, _plus(builder, x_scales, 4 * row), _float), 8)
+        for i in (0, 1):
+            total = builder.load(of_row[0][i])
+            for pair in of_row[1:]:
+                total = builder.add(total, builder.load(pair[i]))
+            product = builder.fmul(builder.sitofp(total, _eight_floats), _load_eight(builder, scales, i))
+            product = builder.fadd(builder.fmul(product, x_scale), _load_eight(builder, bias, i))
+            _store(builder, product, _plus(builder, at, 32 * i))
+
+
+def _int8_step(builder, step, row_at, panel, sums) -> None:
+    """Two input channels of a panel for all rows."""
+    multiply = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_eight_ints, [_sixteen_words] * 2), "llvm.x86.avx2.pmadd.wd"
+    )
+    weight_at = builder.add(panel, builder.mul(step, _int(2 * INT8_PANEL)))
+    _prefetch(builder, _plus(builder, weight_at, PREFETCH_BYTES))
+    stored = [_load(builder, _plus(builder, weight_at, 16 * i), _sixteen_bytes) for i in (0, 1)]
+    weights = [builder.sext(values, _sixteen_words) for values in stored]
+    offset = builder.mul(step, _int(4))
+    for at, pair in zip(row_at, sums, strict=True):
+        values = _splat(builder, _load(builder, builder.add(at, offset), _i32), 8)
+        for weight, total in zip(weights, pair, strict=True):
+            product = builder.call(multiply, [builder.bitcast(values, _sixteen_words), weight])
+            builder.store(builder.add(builder.load(total), product), total)
+
+
+def _int(value: int) -> ir.Constant:
+    return ir.Constant(_i64, value)
+
+
+def _plus(builder, address, offset):
+    return builder.add(address, _int(offset))
+
+
+def _row(builder, base, stride, row):
+    return builder.add(base, builder.mul(stride, _int(row)))
+
+
+def _prefetch(builder, address) -> None:
+    """Into the first cache, to be read. An address past the end of the memory does no harm."""
+    bytes_at = builder.inttoptr(address, cgutils.voidptr_t)
+    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _i32, _i32, _i32])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(prefetch, [bytes_at, *(ir.Constant(_i32, flag) for flag in (0, 3, 1))])
+
+
+def _load(builder, address, kind):
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
+
+
+def _load_eight(builder, base, index):
+    return _load(builder, _plus(builder, base, 32 * index), _eight_floats)
+
+
+def _store(builder, value, address) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
+
+
+def _splat(builder, scalar, lanes):
+    empty = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
+    single = builder.insert_element(empty, scalar, ir.Constant(_i32, 0))
+    return builder.shuffle_vector(single, empty, ir.Constant(ir.VectorType(_i32, lanes), [0] * lanes))

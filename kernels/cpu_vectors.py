@@ -1,0 +1,271 @@
+"""Vector code that numba is not to be talked into, as LLVM instructions: what attention's arithmetic is made of.
+
+Loops that LLVM would vectorise by itself are left to it. These keep a block of sums in registers while they go over
+memory once, which takes knowing the number of registers and literal sizes: a parameter named in capitals here must be a
+literal (or a value that the kernel closes over) where it is called. ``KIND`` is the stored dtype's name: ``float32``,
+``int8`` or ``float8_e4m3fn``. An fp8 number comes out as 1/256 of itself (``FP8_UNIT``): its bits are those of a
+float16 then, and the processor widens it. Rows are contiguous; addresses are integers.
+"""
+
+# Intrinsics are functions of numba's compiler.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_WIDE = binding.get_host_cpu_features().get("avx512f", False)
+_MOST_LANES = 16 if _WIDE else 8
+_ACCUMULATORS = 24 if _WIDE else 12
+"""Vectors of sums: of 32 or 16 registers, those that hold no operand."""
+ROWS = 6
+"""Rows of a matrix product that share each load of its right factor."""
+FP8_UNIT = 256.0
+
+_I64, _F32 = ir.IntType(64), ir.FloatType()
+
+
+def _lanes(width: int) -> int:
+    return next(lanes for lanes in (16, 8, 4) if lanes <= _MOST_LANES and width % lanes == 0)
+
+
+def _address(builder: Any, base: Any, num_bytes: int, element: Any, lanes: int) -> Any:
+    return builder.inttoptr(builder.add(base, _I64(num_bytes)), ir.VectorType(element, lanes).as_pointer())
+
+
+def _splat(element: Any, lanes: int, value: int) -> Any:
+    return ir.Constant(ir.VectorType(element, lanes), [value] * lanes)
+
+
+def _load(builder: Any, base: Any, index: int, lanes: int, kind: str = "float32") -> Any:
+    """Elements ``index`` to ``index + lanes`` behind an address, as float32."""
+    floats = ir.VectorType(_F32, lanes)
+    if kind == "float32":
+        return builder.load(_address(builder, base, 4 * index, _F32, lanes), align=4)
+    stored = builder.load(_address(builder, base, index, ir.IntType(8), lanes), align=1)
+    if kind == "int8":
+        return builder.sitofp(builder.sext(stored, ir.VectorType(ir.IntType(32), lanes)), floats)
+    # s eeee mmm becomes float16's s 0eeee mmm0000000; shifted, the sign is there twice, and one of the two is erased.
+    i16 = ir.IntType(16)
+    bits = builder.shl(builder.sext(stored, ir.VectorType(i16, lanes)), _splat(i16, lanes, 7))
+    half = builder.bitcast(builder.and_(bits, _splat(i16, lanes, 0xBFFF)), ir.VectorType(ir.HalfType(), lanes))
+    return builder.fpext(half, floats)
+
+
+def _store(builder: Any, value: Any, base: Any, index: int) -> None:
+    builder.store(value, _address(builder, base, 4 * index, _F32, value.type.count), align=4)
+
+
+def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a × b + c in one rounding where the processor can."""
+    name = f"llvm.fmuladd.v{a.type.count}f32"
+    function_type = ir.FunctionType(a.type, [a.type] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), [a, b, c])
+
+
+def _broadcast(builder: Any, base: Any, lanes: int) -> Any:
+    scalar = builder.load(builder.inttoptr(base, _F32.as_pointer()), align=4)
+    one = builder.insert_element(ir.Constant(ir.VectorType(_F32, lanes), ir.Undefined), scalar, ir.IntType(32)(0))
+    return _shuffle(builder, one, one, [0] * lanes)
+
+
+def _shuffle(builder: Any, a: Any, b: Any, indices: list[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(indices)), indices)
+    return builder.shuffle_vector(a, b, mask)
+
+
+def _fold(builder: Any, combine: Callable[[Any, Any], Any], vector: Any, lanes: int) -> Any:
+    """A vector's parts of ``lanes``, combined."""
+    while vector.type.count > lanes:
+        half = vector.type.count // 2
+        low, high = (_shuffle(builder, vector, vector, list(range(at, at + half))) for at in (0, half))
+        vector = combine(low, high)
+    return vector
+
+
+def _pair_sums(builder: Any, a: Any, b: Any) -> Any:
+    """Of each four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3."""
+    lanes = a.type.count
+    even = [at + index for at in range(0, lanes, 4) for index in (0, 2, lanes, lanes + 2)]
+    return builder.fadd(_shuffle(builder, a, b, even), _shuffle(builder, a, b, [index + 1 for index in even]))
+
+
+def _sum_each(builder: Any, vectors: list[Any]) -> Any:
+    """The sums of one vector, or of four vectors, over their lanes."""
+    if len(vectors) == 1:
+        return _fold(builder, builder.fadd, vectors[0], 1)
+    a, b, c, d = vectors
+    pairs = _pair_sums(builder, _pair_sums(builder, a, b), _pair_sums(builder, c, d))
+    return _fold(builder, builder.fadd, pairs, 4)
+
+
+def _literals(*arguments: Any) -> list[Any]:
+    return [argument.literal_value for argument in arguments]
+
+
+Generator = Callable[[Any, Any, Any, Any], Any]
+
+
+@intrinsic(prefer_literal=True)
+def dot_rows(
+    typing_context: Any, a_at: Any, b_at: Any, out_at: Any, M: Any, N: Any, WIDTH: Any, STRIDE: Any, KIND: Any
+) -> Any:
+    """``out[m, n] = a[m] . b[n]``: a ``[M, WIDTH]``; b ``[N, WIDTH]`` of KIND, N 1 or 4; out ``[M, STRIDE]``."""
+    num_rows, num_columns, width, stride, kind = _literals(M, N, WIDTH, STRIDE, KIND)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, b, out = arguments[:3]
+        lanes, most_rows = _lanes(width), _ACCUMULATORS // num_columns
+        for first in range(0, num_rows, most_rows):
+            rows = range(first, min(first + most_rows, num_rows))
+            sums = [[_splat(_F32, lanes, 0)] * num_columns for _ in rows]
+            for at in range(0, width, lanes):
+                left = [_load(builder, a, row * width + at, lanes) for row in rows]
+                for n in range(num_columns):
+                    right = _load(builder, b, n * width + at, lanes, kind)
+                    for m in range(len(rows)):
+                        sums[m][n] = _multiply_add(builder, left[m], right, sums[m][n])
+            for row, of_row in zip(rows, sums, strict=True):
+                _store(builder, _sum_each(builder, of_row), out, row * stride)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, M, N, WIDTH, STRIDE, KIND), generate
+
+
+@intrinsic(prefer_literal=True)
+def add_product(
+    typing_context: Any, a_at: Any, a_stride: Any, b_at: Any, depth: Any, c_at: Any, M: Any, WIDTH: Any, KIND: Any
+) -> Any:
+    """``c += a b``: a float32 ``[M, depth]``, rows a_stride apart; b ``[depth, WIDTH]`` of KIND; c ``[M, WIDTH]``."""
+    num_rows, width, kind = _literals(M, WIDTH, KIND)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = _lanes(width)
+        for first in range(0, num_rows, ROWS):
+            rows = range(first, min(first + ROWS, num_rows))
+            columns = lanes * max(1, _ACCUMULATORS // len(rows))
+            for at in range(0, width, columns):
+                _add_block(builder, arguments, rows, range(at, min(at + columns, width), lanes), lanes, width, kind)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5, M, WIDTH, KIND), generate
+
+
+def _add_block(builder: Any, arguments: Any, rows: range, columns: range, lanes: int, width: int, kind: str) -> None:
+    a, a_stride, b, depth, c = arguments[:5]
+    size = 4 if kind == "float32" else 1
+    places = [(row, column) for row in rows for column in columns]
+    sums = {place: cgutils.alloca_once(builder, ir.VectorType(_F32, lanes)) for place in places}
+    for row, column in places:
+        builder.store(_load(builder, c, row * width + column, lanes), sums[row, column])
+    of_row = {row: builder.add(a, builder.mul(a_stride, _I64(4 * row))) for row in rows}
+    with cgutils.for_range(builder, depth) as loop:
+        b_row = builder.add(b, builder.mul(loop.index, _I64(size * width)))
+        right = {column: _load(builder, b_row, column, lanes, kind) for column in columns}
+        for row in rows:
+            left = _broadcast(builder, builder.add(of_row[row], builder.mul(loop.index, _I64(4))), lanes)
+            for column in columns:
+                place = sums[row, column]
+                builder.store(_multiply_add(builder, left, right[column], builder.load(place)), place)
+    for row, column in places:
+        _store(builder, builder.load(sums[row, column]), c, row * width + column)
+
+
+@intrinsic(prefer_literal=True)
+def widen_row(typing_context: Any, source_at: Any, target_at: Any, WIDTH: Any, KIND: Any) -> Any:
+    """WIDTH numbers of KIND as float32."""
+    width, kind = _literals(WIDTH, KIND)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = _lanes(width)
+        for at in range(0, width, lanes):
+            _store(builder, _load(builder, arguments[0], at, lanes, kind), arguments[1], at)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, WIDTH, KIND), generate
+
+
+@intrinsic(prefer_literal=True)
+def largest_of(typing_context: Any, at: Any, WIDTH: Any) -> Any:
+    """The largest of WIDTH float32 (LLVM leaves such a loop as it is: one after another)."""
+    (width,) = _literals(WIDTH)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def larger(a: Any, b: Any) -> Any:
+            return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+        lanes = _lanes(width)
+        vectors = [_load(builder, arguments[0], index, lanes) for index in range(0, width, lanes)]
+        vector = _fold(builder, larger, functools.reduce(larger, vectors), 1)
+        return builder.extract_element(vector, ir.IntType(32)(0))
+
+    return types.float32(types.int64, WIDTH), generate
+
+
+@intrinsic(prefer_literal=True)
+def transpose(typing_context: Any, source_at: Any, target_at: Any, HEIGHT: Any, WIDTH: Any) -> Any:
+    """``target[w, h] = source[h, w]``, float32: each round shuffles a square's rows as cards, half into half."""
+    height, width = _literals(HEIGHT, WIDTH)
+    lanes = min(_lanes(height), _lanes(width))
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, target = arguments[:2]
+        with (
+            cgutils.for_range(builder, _I64(height // lanes)) as down,
+            cgutils.for_range(builder, _I64(width // lanes)) as right,
+        ):
+            corner = builder.add(builder.mul(down.index, _I64(width)), right.index)
+            turned = builder.add(builder.mul(right.index, _I64(height)), down.index)
+            source_corner = builder.add(source, builder.mul(corner, _I64(4 * lanes)))
+            target_corner = builder.add(target, builder.mul(turned, _I64(4 * lanes)))
+            rows = [_load(builder, source_corner, row * width, lanes) for row in range(lanes)]
+            for row, vector in enumerate(_turn(builder, rows)):
+                _store(builder, vector, target_corner, row * height)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, HEIGHT, WIDTH), generate
+
+
+def _turn(builder: Any, rows: list[Any]) -> list[Any]:
+    lanes = len(rows)
+    zip_low = [index for at in range(lanes // 2) for index in (at, lanes + at)]
+    zip_high = [index + lanes // 2 for index in zip_low]
+    for _ in range(lanes.bit_length() - 1):
+        pairs = zip(rows[: lanes // 2], rows[lanes // 2 :], strict=True)
+        rows = [_shuffle(builder, a, b, zipped) for a, b in pairs for zipped in (zip_low, zip_high)]
+    return rows
+
+
+@intrinsic(prefer_literal=True)
+def fetch_and_increment(typing_context: Any, counter_at: Any) -> Any:
+    """The int64 at an address, which no other thread gets as well."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.atomic_rmw("add", builder.inttoptr(arguments[0], _I64.as_pointer()), _I64(1), "monotonic")
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic(prefer_literal=True)
+def prefetch_rows(typing_context: Any, at: Any, N: Any, WIDTH: Any, KIND: Any) -> Any:
+    """Asks for the lines of N rows, which will soon be read; of any address, even one of no memory."""
+    num_rows, width, kind = _literals(N, WIDTH, KIND)
+    num_bytes = num_rows * width * (4 if kind == "float32" else 1)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        i32, i8_pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        function_type = ir.FunctionType(ir.VoidType(), [i8_pointer, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        for offset in range(0, num_bytes, 64):
+            place = builder.inttoptr(builder.add(arguments[0], _I64(offset)), i8_pointer)
+            builder.call(function, [place, i32(0), i32(3), i32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, N, WIDTH, KIND), generate

@@ -1,0 +1,77 @@
+"""What ``Kernels.sample`` takes and gives: a tensor for each parameter, with an entry for each row of logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenRuns:
+    """A set of tokens for each row, one row's after the other's; no token twice in a row's."""
+
+    tokens: Tensor
+    """int32 ``[N]``, each below the vocabulary's size."""
+    starts: Tensor
+    """int32 ``[R + 1]``: row r has ``tokens[starts[r] : starts[r + 1]]``, often none."""
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """What lowers the logits of tokens that were there before.
+
+    A token of the prompt or the output has its logit divided by ``repetition`` if positive, else multiplied (Keskar et
+    al. 2019, CTRL); then ``count * frequency`` is subtracted, and ``presence`` where the count is not 0 (OpenAI).
+    """
+
+    seen: TokenRuns
+    """The distinct tokens of prompt and output."""
+    counts: Tensor
+    """int32 ``[N]``: how often in the output; 0: in the prompt only."""
+    repetition: Tensor
+    """float32 ``[R]``; 1.0: off."""
+    frequency: Tensor
+    """float32 ``[R]``; 0.0: off."""
+    presence: Tensor
+    """float32 ``[R]``; 0.0: off."""
+
+
+@dataclass(frozen=True)
+class SamplingTensors:
+    """All ``[R]``."""
+
+    temperature: Tensor
+    """float32; 0.0: the best token, the lowest id of equals."""
+    top_k: Tensor
+    """int32; the vocabulary's size: off."""
+    top_p: Tensor
+    """float32; 1.0: off."""
+    min_p: Tensor
+    """float32; 0.0: off."""
+    seeds: Tensor
+    """int64: bit pattern of the unsigned seed."""
+    branches: Tensor
+    """int32."""
+    positions: Tensor
+    """int32: output tokens before this one."""
+    filters: bool = True
+    """False: no row has top_k, top_p or min_p. Known to the host, which need not ask the device."""
+    banned: TokenRuns | None = None
+    """These cannot be drawn."""
+    penalties: Penalties | None = None
+
+    @property
+    def edits(self) -> bool:
+        """Whether logits are changed ahead of the temperature."""
+        return self.banned is not None or self.penalties is not None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One token for each row."""
+
+    token_ids: Tensor
+    """int64 ``[R]``; -1 where the logits hold NaN, the largest is not finite, or all are banned."""
+    logprobs: Tensor
+    """float32 ``[R]``: of the token, in the log-softmax of the logits as they were given; NaN for -1."""
