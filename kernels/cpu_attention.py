@@ -1,4 +1,4 @@
-"""Paged attention on CPUs: the kernel, compiled for each model's sizes and stored dtype, and its call.
+"""Paged attention on CPUs: the kernel, what it calls for each model's sizes and stored dtype, and its call.
 
 See cpu_attention_plan.py for how the work is divided, cpu_attention_tiles.py for the arithmetic.
 """
@@ -8,15 +8,13 @@ See cpu_attention_plan.py for how the work is divided, cpu_attention_tiles.py fo
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import torch
 from numba import prange
 from torch import Tensor
 
-from . import cpu_attention_plan, cpu_attention_tiles, cpu_numba, cpu_vectors, reference
-from .cpu_attention_plan import Scratch, make_plan, merge, scratch_sizes, tokens_of_block, work
+from . import reference
+from .cpu_attention_plan import Scratch, build_work, call_work, make_plan, merge, scratch_sizes, tokens_of_block
 from .cpu_attention_tiles import Batch
 from .cpu_numba import Kernel, claim_threads, compile_kernel, fingerprint
 from .cpu_vectors import FP8_UNIT
@@ -29,26 +27,39 @@ PARALLEL_PAIRS = 512
 """Pairs of a token and a key, over all KV heads, below which waking other threads costs more than they bring."""
 
 
-@functools.cache
-def _build(head_dim: int, group: int, kind: str, parallel: bool) -> Kernel:
-    """Sizes are literals in the kernel: they decide what registers hold. ``np.int64`` makes plain numbers of them."""
-    block = tokens_of_block(group)
-    sources = fingerprint(cpu_numba, cpu_vectors, cpu_attention_tiles, cpu_attention_plan)
+def _build(parallel: bool) -> Kernel:
+    sources = fingerprint(__file__)
 
-    def attention(threads, num_rows, plan_at, buffers_at, buffer_size, partials_at, partial_size, *batch):
+    def attention(
+        threads,
+        work_at,
+        group,
+        head_dim,
+        block,
+        num_rows,
+        plan_at,
+        buffers_at,
+        buffer_size,
+        partials_at,
+        partial_size,
+        *batch,
+    ):
         _ = sources  # for the cache's key
         call = Batch(*batch)
         scratch = Scratch(num_rows, plan_at, buffers_at, buffer_size, partials_at, partial_size)
-        num_entries, pairs = make_plan(call, scratch.plan_at, np.int64(block))
+        num_entries, pairs = make_plan(call, plan_at, block)
         tasks = num_entries * call.num_kv_heads
         if parallel and pairs * call.num_kv_heads >= PARALLEL_PAIRS:
             for worker in prange(threads):
-                work(call, scratch, np.int64(worker), tasks, group, head_dim, kind)
+                call_work(work_at, call, scratch, np.int64(worker), tasks)
         else:
-            work(call, scratch, np.int64(0), tasks, group, head_dim, kind)
-        merge(call, scratch, num_entries, np.int64(group), np.int64(head_dim))
+            call_work(work_at, call, scratch, np.int64(0), tasks)
+        merge(call, scratch, num_entries, group, head_dim)
 
     return compile_kernel(attention, parallel=parallel)
+
+
+_ATTENTION = {parallel: _build(parallel) for parallel in (False, True)}
 
 
 def paged_attention(
@@ -111,6 +122,7 @@ def paged_attention(
     plan_at = memory.data_ptr()
     buffers_at = plan_at + 4 * sizes.plan
     partials_at = buffers_at + 4 * threads * sizes.buffers
-    kernel = _build(head_dim, group, str(cache.key.dtype).removeprefix("torch."), threads > 1)
-    kernel(threads, sizes.num_rows, plan_at, buffers_at, sizes.buffers, partials_at, sizes.partial, *batch)
+    work = build_work(head_dim, group, str(cache.key.dtype).removeprefix("torch."))
+    scratch = Scratch(sizes.num_rows, plan_at, buffers_at, sizes.buffers, partials_at, sizes.partial)
+    _ATTENTION[threads > 1](threads, work.address, group, head_dim, tokens_of_block(group), *scratch, *batch)
     return out

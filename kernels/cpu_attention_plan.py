@@ -11,13 +11,17 @@ threads.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
 
 from .cpu_attention_tiles import (
     LINE,
+    Batch,
     Buffers,
     Rows,
     buffer_floats,
@@ -28,7 +32,7 @@ from .cpu_attention_tiles import (
     round_up,
     start_rows,
 )
-from .cpu_numba import fast_exp, helper, pointer
+from .cpu_numba import compile_callback, fast_exp, fingerprint, helper, pointer
 from .cpu_vectors import ROWS, fetch_and_increment
 
 SHORT_QUERY = 8
@@ -90,6 +94,14 @@ class Scratch(NamedTuple):
     buffers: Any
     partials_at: Any
     partial: Any
+
+
+_WORK_ARGUMENTS = (
+    types.NamedTuple([types.int64] * 15 + [types.float64] * 3, Batch),
+    types.NamedUniTuple(types.int64, len(Scratch._fields), Scratch),
+    types.int64,
+    types.int64,
+)
 
 
 @helper
@@ -159,26 +171,47 @@ def _partial_of(scratch, task, own, head_dim):
     return Buffers(own.query, at, largest, total, own.scores, own.k_scale, own.v_scale, own.tile, own.transposed)
 
 
-@helper
-def work(batch, scratch, worker, num_tasks, group, head_dim, kind):
-    """What each thread does: takes tasks until there are no more."""
-    # No literals for what need not know them: it is compiled once, not for each model's sizes.
-    width, height = np.int64(head_dim), np.int64(group)
-    own = place_buffers(scratch.buffers_at + 4 * scratch.buffers * worker, scratch.num_rows, height, width)
-    task = fetch_and_increment(scratch.plan_at)
-    while task < num_tasks:
-        entry = _entry(scratch.plan_at, task // batch.num_kv_heads)
-        rows = _rows_of(batch, entry, task % batch.num_kv_heads)
-        whole = entry[6] == 1
-        buffers = own if whole else _partial_of(scratch, task, own, width)
-        start_rows(batch, rows, buffers, height, width)
-        if rows.num_tokens <= SHORT_QUERY:
-            in_place(batch, rows, buffers, group, head_dim, kind)
-        else:
-            packed(batch, rows, buffers, group, head_dim, kind)
-        if whole:
-            finish_rows(batch, rows, buffers, height, width)
+@functools.cache
+def build_work(head_dim: int, group: int, kind: str) -> Any:
+    """What each thread does: takes tasks until there are no more. ``address`` is what ``call_work`` calls.
+
+    Sizes are literals in it: they decide what registers hold. ``np.int64`` makes plain numbers of them.
+    """
+    sources = fingerprint(__file__)
+
+    def work(batch, scratch, worker, num_tasks):
+        _ = sources  # for the cache's key
+        # No literals for what need not know them: it is compiled once, not for each model's sizes.
+        width, height = np.int64(head_dim), np.int64(group)
+        own = place_buffers(scratch.buffers_at + 4 * scratch.buffers * worker, scratch.num_rows, height, width)
         task = fetch_and_increment(scratch.plan_at)
+        while task < num_tasks:
+            entry = _entry(scratch.plan_at, task // batch.num_kv_heads)
+            rows = _rows_of(batch, entry, task % batch.num_kv_heads)
+            whole = entry[6] == 1
+            buffers = own if whole else _partial_of(scratch, task, own, width)
+            start_rows(batch, rows, buffers, height, width)
+            if rows.num_tokens <= SHORT_QUERY:
+                in_place(batch, rows, buffers, group, head_dim, kind)
+            else:
+                packed(batch, rows, buffers, group, head_dim, kind)
+            if whole:
+                finish_rows(batch, rows, buffers, height, width)
+            task = fetch_and_increment(scratch.plan_at)
+
+    return compile_callback(work, types.void(*_WORK_ARGUMENTS))
+
+
+@intrinsic
+def call_work(typing_context: Any, work_at: Any, batch: Any, scratch: Any, worker: Any, num_tasks: Any) -> Any:
+    """Of ``build_work``. By address: whoever calls is compiled once for all models, and work once for all callers."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = [argument.type for argument in arguments[1:]]
+        function_type = ir.FunctionType(context.get_value_type(signature.return_type), kinds)
+        return builder.call(builder.inttoptr(arguments[0], function_type.as_pointer()), arguments[1:])
+
+    return types.void(types.int64, *_WORK_ARGUMENTS), generate
 
 
 @helper

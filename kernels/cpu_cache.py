@@ -12,7 +12,7 @@ import torch
 from numba import carray, prange
 from torch import Tensor
 
-from . import cpu_numba, reference
+from . import reference
 from .cpu_numba import (
     PARALLEL_ELEMENTS,
     Kernel,
@@ -22,6 +22,7 @@ from .cpu_numba import (
     exact_helper,
     fingerprint,
     float_of_bits,
+    largest_magnitude,
     pointer,
 )
 from .kv_cache import LARGEST, SMALLEST_SCALE, KVCache, KVPool
@@ -41,11 +42,7 @@ def _copy_row(source_at, target_at, size):
 
 @exact_helper
 def _scale_of(source, largest):
-    """As bits, magnitudes are ordered like integers, infinity and NaN above all numbers."""
-    bits = _i32(0)
-    for i in range(source.size):
-        bits = max(bits, bits_of_float(source[i]) & _i32(0x7FFFFFFF))
-    scale = float_of_bits(bits) / largest
+    scale = largest_magnitude(source) / largest
     return _SMALLEST_SCALE if scale < _SMALLEST_SCALE else scale
 
 
@@ -89,7 +86,7 @@ def _write_row(source_at, cache_at, scales_at, row, size, kind):
 
 @functools.cache
 def _build_write_kv(kind: str, parallel: bool) -> Kernel:
-    sources = fingerprint(cpu_numba)
+    sources = fingerprint(__file__)
 
     def write_kv(
         k_at,

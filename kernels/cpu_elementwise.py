@@ -16,7 +16,7 @@ from numba import carray, prange
 from torch import Tensor
 
 from . import reference
-from .cpu_numba import PARALLEL_ELEMENTS, Kernel, claim_threads, compile_kernel, fast_exp, helper, pointer
+from .cpu_numba import PARALLEL_ELEMENTS, Kernel, claim_threads, compile_kernel, fast_exp, fingerprint, helper, pointer
 
 _f32 = np.float32
 _SILU, _GELU, _GELU_ERF = 0, 1, 2
@@ -86,7 +86,10 @@ def _act_mul_row(gate, up, out, activation):
 
 
 def _build_rms_norm(parallel: bool) -> Kernel:
+    sources = fingerprint(__file__)
+
     def rms_norm(x_at, x_stride, weight_at, residual_at, residual_stride, out_at, rows, width, eps, threads):
+        _ = sources  # for the cache's key
         weight = carray(pointer(weight_at), (width,), _f32)
         workers = threads if parallel else 1
         for worker in prange(workers):
@@ -104,9 +107,12 @@ def _build_rms_norm(parallel: bool) -> Kernel:
 
 
 def _build_rotary(parallel: bool) -> Kernel:
+    sources = fingerprint(__file__)
+
     def rotary(
         q_at, q_stride, q_heads, k_at, k_stride, k_heads, positions_at, position_words, table_at, rows, half, threads
     ):
+        _ = sources  # for the cache's key
         positions = carray(pointer(positions_at), (rows * position_words,), np.int32)
         workers = threads if parallel else 1
         for worker in prange(workers):
@@ -127,7 +133,10 @@ def _build_rotary(parallel: bool) -> Kernel:
 
 
 def _build_act_mul(parallel: bool) -> Kernel:
+    sources = fingerprint(__file__)
+
     def act_mul(gate_up_at, stride, out_at, rows, width, activation, threads):
+        _ = sources  # for the cache's key
         workers = threads if parallel else 1
         for worker in prange(workers):
             for row in range(worker, rows, workers):

@@ -13,7 +13,6 @@ import numpy as np
 from numba import prange
 from torch import Tensor
 
-from . import cpu_tiles
 from .cpu_linear_float import as_rows, bias_of, finished, to_panels
 from .cpu_numba import Kernel, claim_threads, compile_kernel, fingerprint
 from .cpu_tiles import PANEL, TILE_ROWS, float_tile, rows_of_block, rows_of_tile, widen_int4
@@ -24,11 +23,11 @@ PARALLEL_PRODUCTS = 131_072
 
 
 def _build(parallel: bool) -> Kernel:
-    version = fingerprint(cpu_tiles)
+    sources = fingerprint(__file__)
 
     def product(x_at, x_stride, rows, codes_at, scales_at, minimums_at, groups, size, panels, bias_at, out_at, threads):
         """Tasks as in cpu_linear_float; groups of ``size`` input channels."""
-        version  # noqa: B018
+        _ = sources  # for the cache's key
         workers = threads if parallel else 1
         block_rows = rows_of_block(rows, TILE_ROWS, panels, workers)
         tasks = -(-rows // block_rows) * panels

@@ -15,7 +15,6 @@ import torch
 from numba import carray, prange
 from torch import Tensor
 
-from . import cpu_tiles
 from .cpu_linear_float import as_rows, bias_of, finished, padded
 from .cpu_numba import (
     PARALLEL_ELEMENTS,
@@ -24,12 +23,12 @@ from .cpu_numba import (
     compile_kernel,
     exact_helper,
     fingerprint,
-    helper,
+    largest_magnitude,
     pointer,
 )
 from .cpu_tiles import INT8_DEPTH, INT8_PANEL, INT8_TILE_ROWS, int8_tile, rows_of_block, rows_of_tile
 from .kv_cache import SMALLEST_SCALE
-from .quantized import LARGEST_INT8, Int8Weight
+from .quantized import DIGIT_RATIO, LARGEST_INT8, Int8Weight
 
 PARALLEL_PRODUCTS = 524_288
 """Fewer multiplications than this are done by the calling thread alone; see ``cpu_numba.PARALLEL_ELEMENTS``."""
@@ -41,26 +40,31 @@ TILED_ROWS = 12
 """Up to so many rows the tiles are faster than oneDNN."""
 
 _f32 = np.float32
-_LARGEST, _SMALLEST_SCALE = _f32(LARGEST_INT8), _f32(SMALLEST_SCALE)
-
-
-@helper
-def _largest(x):
-    largest = _f32(0)
-    for i in range(x.size):
-        largest = max(largest, abs(x[i]))
-    return largest
+_LARGEST, _SMALLEST_SCALE, _RATIO = _f32(LARGEST_INT8), _f32(SMALLEST_SCALE), _f32(DIGIT_RATIO)
 
 
 @exact_helper
 def _quantize_row(x, out):
-    """The scale; ``out`` is filled up with zeros."""
-    scale = max(_largest(x) / _LARGEST, _SMALLEST_SCALE)
+    """The scale; ``out`` is filled up with zeros. Of a row with NaN the scale is NaN, and so is its product."""
+    scale = largest_magnitude(x) / _LARGEST
+    if scale < _SMALLEST_SCALE:
+        scale = _SMALLEST_SCALE
     for i in range(x.size):
         out[i] = np.int32(np.rint(x[i] / scale))
     for i in range(x.size, out.size):
         out[i] = 0
     return scale
+
+
+@exact_helper
+def _quantize_rest(x, scale, first, out):
+    """The second digits of a row, see ``Int8Weight.input_digits``; their scale."""
+    unit = scale / _RATIO
+    for i in range(x.size):
+        out[i] = np.int32(np.rint((x[i] - scale * np.float32(first[i])) / unit))
+    for i in range(x.size, out.size):
+        out[i] = 0
+    return unit
 
 
 @exact_helper
@@ -70,19 +74,22 @@ def _finish_row(out, scale, bias):
 
 
 def _build_product(parallel: bool) -> Kernel:
-    version = fingerprint(cpu_tiles)
+    sources = fingerprint(__file__)
 
-    def product(x_at, x_stride, rows, width, panels_at, depth, panels, scales_at, bias_at, out_at, threads):
-        """Rows are quantised; then as cpu_linear_float's."""
-        version  # noqa: B018
+    def product(x_at, x_stride, tokens, digits, width, panels_at, depth, panels, scales_at, bias_at, out_at, threads):
+        """Rows are quantised, second digits after all first ones; then as cpu_linear_float's."""
+        _ = sources  # for the cache's key
+        rows = digits * tokens
         x_scales, quantized = np.empty(rows, _f32), np.empty((rows, depth), np.int16)
         workers = threads if parallel else 1
-        if workers == 1 or rows < PARALLEL_ROWS:
-            for row in range(rows):
-                x_scales[row] = _quantize_row(carray(pointer(x_at + row * x_stride), (width,), _f32), quantized[row])
-        else:
-            for row in prange(rows):
-                x_scales[row] = _quantize_row(carray(pointer(x_at + row * x_stride), (width,), _f32), quantized[row])
+        quantizers = 1 if tokens < PARALLEL_ROWS else workers
+        for worker in prange(quantizers):
+            for row in range(worker, tokens, quantizers):
+                x = carray(pointer(x_at + row * x_stride), (width,), _f32)
+                x_scales[row] = _quantize_row(x, quantized[row])
+                if digits == 2:
+                    rest = tokens + row
+                    x_scales[rest] = _quantize_rest(x, x_scales[row], quantized[row], quantized[rest])
         block_rows = rows_of_block(rows, INT8_TILE_ROWS, panels, workers)
         tasks = -(-rows // block_rows) * panels
         for worker in prange(workers):
@@ -108,19 +115,30 @@ def _build_product(parallel: bool) -> Kernel:
 
 
 def _build_quantize(parallel: bool) -> Kernel:
-    def quantize(x_at, x_stride, rows, width, out_at, scales_at, threads):
-        scales = carray(pointer(scales_at), (rows,), _f32)
+    sources = fingerprint(__file__)
+
+    def quantize(x_at, x_stride, tokens, digits, width, out_at, scales_at, threads):
+        _ = sources  # for the cache's key
+        scales = carray(pointer(scales_at), (digits * tokens,), _f32)
         workers = threads if parallel else 1
         for worker in prange(workers):
-            for row in range(worker, rows, workers):
-                out = carray(pointer(out_at + row * width), (width,), np.int8)
-                scales[row] = _quantize_row(carray(pointer(x_at + row * x_stride), (width,), _f32), out)
+            for row in range(worker, tokens, workers):
+                x = carray(pointer(x_at + row * x_stride), (width,), _f32)
+                first = carray(pointer(out_at + row * width), (width,), np.int8)
+                scales[row] = _quantize_row(x, first)
+                if digits == 2:
+                    rest = tokens + row
+                    second = carray(pointer(out_at + rest * width), (width,), np.int8)
+                    scales[rest] = _quantize_rest(x, scales[row], first, second)
 
     return compile_kernel(quantize, parallel=parallel)
 
 
 def _build_finish(parallel: bool) -> Kernel:
+    sources = fingerprint(__file__)
+
     def finish(out_at, rows, width, scales_at, bias_at, threads):
+        _ = sources  # for the cache's key
         scales = carray(pointer(scales_at), (rows,), _f32)
         bias = carray(pointer(bias_at), (width,), _f32)
         workers = threads if parallel else 1
@@ -144,7 +162,10 @@ class Int8Linear:
         self._panels = _to_pairs(weight.values)
         self._num_panels, self._size = self._panels.shape[0], self._panels.numel()
         self._scales = padded(weight.scales.float(), INT8_PANEL)
-        self._bias = bias_of(self._out, bias, INT8_PANEL)
+        self._digits = weight.input_digits
+        # With two digits the bias is added to the sum of both.
+        self._bias = bias_of(self._out, bias if self._digits == 1 else None, INT8_PANEL)
+        self._late_bias = bias if self._digits == 2 else None
         depth = 2 * self._panels.shape[1]
         at = self._scales.data_ptr(), self._bias.data_ptr()
         self._weight_at = num_in, self._panels.data_ptr(), depth, self._num_panels, *at
@@ -152,30 +173,40 @@ class Int8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = as_rows(x)
-        num_rows = rows.shape[0]
+        num_tokens = rows.shape[0]
+        num_rows = self._digits * num_tokens
         if self._packed is not None and num_rows > TILED_ROWS:
-            return finished(self._packed(rows, self._bias), self._out, x)
+            return self._finished(self._packed(rows, self._bias), x)
         out = rows.new_empty((num_rows, self._num_panels * INT8_PANEL))
         threads = 1 if num_rows * self._size < PARALLEL_PRODUCTS else claim_threads()
-        kernel = _PRODUCT[threads > 1]
-        kernel(rows.data_ptr(), 4 * rows.stride(0), num_rows, *self._weight_at, out.data_ptr(), threads)
-        return finished(out, self._out, x)
+        at = rows.data_ptr(), 4 * rows.stride(0), num_tokens, self._digits
+        _PRODUCT[threads > 1](*at, *self._weight_at, out.data_ptr(), threads)
+        return self._finished(out, x)
+
+    def _finished(self, out: Tensor, x: Tensor) -> Tensor:
+        if self._digits == 1:
+            return finished(out, self._out, x)
+        first, second = out.view(2, -1, out.shape[1])
+        total = finished(first.add_(second), self._out, x)
+        return total if self._late_bias is None else total + self._late_bias.to(total.dtype)
 
 
 class OneDnnInt8:
-    """The same by oneDNN. float32 rows, and a bias of at least ``out`` elements."""
+    """The same by oneDNN. float32 rows, and a bias of at least ``out`` elements; a row of sums for each digit."""
 
     def __init__(self, weight: Int8Weight) -> None:
         self._packed = torch.ops.onednn.qlinear_prepack(weight.values, None)
         self._scales = weight.scales.float()
+        self._digits = weight.input_digits
         self._zeros = torch.zeros(weight.values.shape[0], dtype=torch.int32)
 
     def __call__(self, x: Tensor, bias: Tensor) -> Tensor:
-        num_rows, width = x.shape
+        num_tokens, width = x.shape
+        num_rows = self._digits * num_tokens
         values, x_scales = x.new_empty((num_rows, width), dtype=torch.int8), x.new_empty(num_rows)
         threads = _threads_for(x.numel())
         to = values.data_ptr(), x_scales.data_ptr(), threads
-        _QUANTIZE[threads > 1](x.data_ptr(), 4 * x.stride(0), num_rows, width, *to)
+        _QUANTIZE[threads > 1](x.data_ptr(), 4 * x.stride(0), num_tokens, self._digits, width, *to)
         out: Tensor = torch.ops.onednn.qlinear_pointwise(
             values, 1.0, 0, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )

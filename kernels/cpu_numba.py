@@ -9,9 +9,8 @@ A step of a small model calls some two hundred kernels, so a call must cost micr
 
 Compiled code is cached on disk (``NUMBA_CACHE_DIR``). numba's cache keys know a kernel's own source file and the values
 that it closes over, but neither its compile options nor the helpers that it calls. Therefore each build closes over
-``parallel``; kernels close over no compiled function (those never compare equal in another process); a kernel whose
-helpers are in other files closes over their ``fingerprint``; and for others, a change to the helpers of this file needs
-a fresh cache folder.
+``parallel`` and the ``fingerprint`` of its file; and over no compiled function (those never compare equal in another
+process).
 
 An array that a parallel loop writes is made inside the loop: numba drops writes to one made before it as unused.
 """
@@ -21,10 +20,11 @@ An array that a parallel loop writes is made inside the loop: numba drops writes
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numba
@@ -49,7 +49,7 @@ _OPTIONS: dict[str, Any] = {
 }
 
 _f32 = np.float32
-
+_i32 = np.int32
 
 _EXACT = _OPTIONS | {"fastmath": False}
 
@@ -63,6 +63,11 @@ def compile_kernel(function: Callable[..., None], *, parallel: bool, exact: bool
     return numba.njit(parallel=parallel, cache=True, **options)(function)  # type: ignore[no-any-return]
 
 
+def compile_callback(function: Callable[..., None], signature: Any) -> Any:
+    """Compiles now, or loads from the cache, what kernels call by its ``address``. Keep what is returned."""
+    return numba.cfunc(signature, cache=True, **_OPTIONS)(function)
+
+
 def helper(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function that kernels call."""
     return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
@@ -73,12 +78,24 @@ def exact_helper(function: Callable[..., Any]) -> Callable[..., Any]:
     return numba.njit(**_EXACT)(function)  # type: ignore[no-any-return]
 
 
-def fingerprint(*modules: ModuleType) -> str:
-    """What changes when these files do; a kernel that closes over it is compiled anew."""
-    digest = hashlib.sha256()
-    for module in modules:
-        digest.update(Path(str(module.__file__)).read_bytes())
+def fingerprint(file: str) -> str:
+    """What changes when a file does, or one of this folder's that it imports, directly or not."""
+    paths, digest = [Path(file)], hashlib.sha256()
+    for path in paths:  # which grow meanwhile
+        content, imported = _source(path)
+        digest.update(content)
+        paths += [other for other in imported if other not in paths]
     return digest.hexdigest()
+
+
+@functools.cache
+def _source(path: Path) -> tuple[bytes, tuple[Path, ...]]:
+    """Of a file: its content, and the others of its folder that it imports. No kernel calls ``reference``."""
+    content, names = path.read_bytes(), []
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            names += [node.module] if node.module else [alias.name for alias in node.names]
+    return content, tuple(path.with_name(f"{name}.py") for name in dict.fromkeys(names) if name != "reference")
 
 
 def claim_threads() -> int:
@@ -120,6 +137,15 @@ def bits_of_float(typing_context: Any, x: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(32))
 
     return types.int32(types.float32), generate
+
+
+@exact_helper
+def largest_magnitude(x):
+    """Of float32 numbers; infinity and NaN are above all others. By bits: magnitudes are ordered like integers."""
+    bits = _i32(0)
+    for i in range(x.size):
+        bits = max(bits, bits_of_float(x[i]) & _i32(0x7FFFFFFF))
+    return float_of_bits(bits)
 
 
 @helper

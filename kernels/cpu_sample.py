@@ -20,7 +20,7 @@ import torch
 from numba import carray, prange
 from torch import Tensor
 
-from . import cpu_numba, cpu_sample_filter, noise
+from . import noise
 from .cpu_numba import Kernel, claim_threads, compile_kernel, fast_exp, fingerprint, float_of_bits, helper, pointer
 from .cpu_sample_filter import CHUNK, GROUP, keep
 from .sampling import Drawn, SamplingTensors
@@ -231,7 +231,7 @@ def _sample_rows(worker, workers, at, filters, num_banned, num_seen, rows, vocab
 
 
 def _build_sample(parallel: bool) -> Kernel:
-    sources = fingerprint(cpu_numba, cpu_sample_filter)
+    sources = fingerprint(__file__)
 
     def sample(at, filters, num_banned, num_seen, rows, vocab_size, threads):
         _ = sources  # for the cache's key

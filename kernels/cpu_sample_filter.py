@@ -25,6 +25,9 @@ CHUNK = 512
 NUM_BUCKETS = 512
 """Of top_p's histogram over the depth below the best token."""
 
+DEEPEST = 88.0
+"""Depth of the histogram, times the temperature: exp of it is the smallest number that ``fast_exp`` gives."""
+
 _f32 = np.float32
 _u64 = np.uint64
 
@@ -111,27 +114,34 @@ def _min_p_threshold(largest, temperature, min_p):
 
 
 @helper
+def _bucket_of(logit, largest, lowest, scale):
+    return np.int64((np.float64(largest) - max(np.float64(logit), lowest)) * scale)
+
+
+@helper
 def _top_p_threshold(values, weights, largest, inverse_temperature, goal):
     """The smallest of ``values`` for which those above it weigh less than ``goal``; overwrites ``weights``.
 
-    A histogram over depth finds the bucket in which the sum passes the goal; only that bucket is put in order.
+    A histogram over depth finds the bucket in which the sum passes the goal; only that bucket is put in order. The last
+    one has all that weigh next to nothing, -inf among them.
     """
     smallest = largest
     for i in range(values.size):
         smallest = min(smallest, values[i])
-    scale = (NUM_BUCKETS - 1.0) / max(np.float64(largest) - np.float64(smallest), 1e-30)
+    lowest = max(np.float64(smallest), np.float64(largest) - DEEPEST / inverse_temperature)
+    scale = (NUM_BUCKETS - 1.0) / max(np.float64(largest) - lowest, 1e-30)
     for i in range(values.size):
         weights[i] = _weight(values[i], largest, inverse_temperature)
     sums = np.zeros(NUM_BUCKETS)
     for i in range(values.size):
-        sums[np.int64((np.float64(largest) - values[i]) * scale)] += weights[i]
+        sums[_bucket_of(values[i], largest, lowest, scale)] += weights[i]
     before, bucket = 0.0, 0
     while bucket < NUM_BUCKETS - 1 and before + sums[bucket] < goal:
         before += sums[bucket]
         bucket += 1
     count = 0
     for i in range(values.size):
-        if np.int64((np.float64(largest) - values[i]) * scale) == bucket:
+        if _bucket_of(values[i], largest, lowest, scale) == bucket:
             weights[count] = -values[i]
             count += 1
     return _last_needed(weights[:count], largest, inverse_temperature, goal - before)

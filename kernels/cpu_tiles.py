@@ -19,22 +19,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .cpu_llvm import F32, FEATURES, I8, I16, I32, I64, constant, load, plus, prefetch, splat, store, vector_of
 from .cpu_numba import helper
 
-_FEATURES = binding.get_host_cpu_features()
-
-_LANES = 16 if _FEATURES.get("avx512f") else 8
+_LANES = 16 if FEATURES.get("avx512f") else 8
 PANEL = 2 * _LANES
 """Outputs of a panel of float32 weights."""
 TILE_ROWS = 12 if _LANES == 16 else 6
 """Most rows of a tile: of 32 (without AVX-512 16) vector registers 24 (12) hold sums."""
 
-HAS_INT8_TILE = bool(_FEATURES.get("avx2"))
+HAS_INT8_TILE = bool(FEATURES.get("avx2"))
 """Whether this processor has the instruction of ``int8_tile``."""
 BLOCK_ROWS = 384
 """A panel passes over so many rows before the next one does: they stay in a cache meanwhile."""
@@ -48,10 +47,9 @@ PREFETCH_BYTES = 4096
 """Weights are asked for so far ahead. The processor's own prefetching ends with a page; with it alone, 16 rows of
 SmolLM2-135M's layers, weights from memory, took 1.4 times as long (one thread, AVX-512 and AVX2)."""
 
-_i32, _i64, _float = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_floats = ir.VectorType(_float, _LANES)
-_eight_floats, _eight_ints = ir.VectorType(_float, 8), ir.VectorType(_i32, 8)
-_sixteen_bytes, _sixteen_words = ir.VectorType(ir.IntType(8), 16), ir.VectorType(ir.IntType(16), 16)
+_floats = vector_of(F32, _LANES)
+_eight_floats, _eight_ints = vector_of(F32, 8), vector_of(I32, 8)
+_sixteen_bytes, _sixteen_words = vector_of(I8, 16), vector_of(I16, 16)
 
 
 @helper
@@ -114,16 +112,16 @@ def widen_int4(typing_context: Any, codes, pairs, scales, minimums, out) -> Any:
         codes, pairs, scales, minimums, out = arguments
         for i in (0, 1):
             at = 4 * _LANES * i
-            factor, least = (_load(builder, _plus(builder, base, at), _floats) for base in (scales, minimums))
+            factor, least = (load(builder, plus(builder, base, at), _floats) for base in (scales, minimums))
             with cgutils.for_range(builder, pairs) as loop:
-                code_at = builder.add(_plus(builder, codes, _LANES * i), builder.mul(loop.index, _int(PANEL)))
-                code = _load(builder, code_at, ir.VectorType(ir.IntType(8), _LANES))
-                code = builder.zext(code, ir.VectorType(_i32, _LANES))
-                low = builder.and_(code, ir.Constant(code.type, [15] * _LANES))
-                to = builder.add(_plus(builder, out, at), builder.mul(loop.index, _int(8 * PANEL)))
-                for row, part in enumerate((low, builder.lshr(code, ir.Constant(code.type, [4] * _LANES)))):
+                code_at = builder.add(plus(builder, codes, _LANES * i), builder.mul(loop.index, I64(PANEL)))
+                code = load(builder, code_at, vector_of(I8, _LANES))
+                code = builder.zext(code, vector_of(I32, _LANES))
+                low = builder.and_(code, constant(I32, _LANES, 15))
+                to = builder.add(plus(builder, out, at), builder.mul(loop.index, I64(8 * PANEL)))
+                for row, part in enumerate((low, builder.lshr(code, constant(I32, _LANES, 4)))):
                     value = builder.fmul(builder.uitofp(part, _floats), factor)
-                    _store(builder, builder.fadd(value, least), _plus(builder, to, 4 * PANEL * row))
+                    store(builder, builder.fadd(value, least), plus(builder, to, 4 * PANEL * row))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), generate
@@ -135,7 +133,7 @@ def _for_each_count(builder: ir.IRBuilder, count: Any, most: int, emit: Callable
     switch = builder.switch(count, end)
     for rows in range(1, most + 1):
         block = builder.append_basic_block(f"rows{rows}")
-        switch.add_case(_int(rows), block)
+        switch.add_case(I64(rows), block)
         builder.position_at_end(block)
         emit(rows)
         builder.branch(end)
@@ -146,45 +144,45 @@ def _float_tile(builder, rows, x, x_stride, panel, depth, first, first_stride, o
     sums = [[cgutils.alloca_once(builder, _floats) for _ in (0, 1)] for _ in range(rows)]
     for row, pair in enumerate(sums):
         for i, total in enumerate(pair):
-            at = _plus(builder, _row(builder, first, first_stride, row), 4 * _LANES * i)
-            builder.store(_load(builder, at, _floats), total)
+            at = plus(builder, _row(builder, first, first_stride, row), 4 * _LANES * i)
+            builder.store(load(builder, at, _floats), total)
     row_at = [_row(builder, x, x_stride, row) for row in range(rows)]
     with cgutils.for_range(builder, depth) as loop:
-        weight_at = builder.add(panel, builder.mul(loop.index, _int(4 * PANEL)))
+        weight_at = builder.add(panel, builder.mul(loop.index, I64(4 * PANEL)))
         for line in range(0, 4 * PANEL, 64):
-            _prefetch(builder, _plus(builder, weight_at, PREFETCH_BYTES + line))
-        weights = [_load(builder, _plus(builder, weight_at, 4 * _LANES * i), _floats) for i in (0, 1)]
-        offset = builder.mul(loop.index, _int(4))
+            prefetch(builder, plus(builder, weight_at, PREFETCH_BYTES + line))
+        weights = [load(builder, plus(builder, weight_at, 4 * _LANES * i), _floats) for i in (0, 1)]
+        offset = builder.mul(loop.index, I64(4))
         for at, pair in zip(row_at, sums, strict=True):
-            value = _splat(builder, _load(builder, builder.add(at, offset), _float), _LANES)
+            value = splat(builder, load(builder, builder.add(at, offset), F32), _LANES)
             for weight, total in zip(weights, pair, strict=True):
                 product = builder.fmul(value, weight, flags=("contract",))
                 builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
     for row, pair in enumerate(sums):
         for i, total in enumerate(pair):
-            _store(builder, builder.load(total), _plus(builder, _row(builder, out, out_stride, row), 4 * _LANES * i))
+            store(builder, builder.load(total), plus(builder, _row(builder, out, out_stride, row), 4 * _LANES * i))
 
 
 def _int8_tile(builder, rows, x, x_stride, x_scales, panel, depth, scales, bias, out, out_stride) -> None:
     chains = 4 if rows == 1 else 2 if rows <= 3 else 1  # of sums that need not wait for each other
     sums = [[[cgutils.alloca_once(builder, _eight_ints) for _ in (0, 1)] for _ in range(chains)] for _ in range(rows)]
     for total in (total for of_row in sums for pair in of_row for total in pair):
-        builder.store(ir.Constant(_eight_ints, [0] * 8), total)
+        builder.store(constant(I32, 8, 0), total)
     row_at = [_row(builder, x, x_stride, row) for row in range(rows)]
-    with cgutils.for_range(builder, builder.udiv(depth, _int(2 * chains))) as loop:
+    with cgutils.for_range(builder, builder.udiv(depth, I64(2 * chains))) as loop:
         for chain in range(chains):
-            step = _plus(builder, builder.mul(loop.index, _int(chains)), chain)
+            step = plus(builder, builder.mul(loop.index, I64(chains)), chain)
             _int8_step(builder, step, row_at, panel, [of_row[chain] for of_row in sums])
     for row, of_row in enumerate(sums):
         at = _row(builder, out, out_stride, row)
-        x_scale = _splat(builder, _load(builder, _plus(builder, x_scales, 4 * row), _float), 8)
+        x_scale = splat(builder, load(builder, plus(builder, x_scales, 4 * row), F32), 8)
         for i in (0, 1):
             total = builder.load(of_row[0][i])
             for pair in of_row[1:]:
                 total = builder.add(total, builder.load(pair[i]))
             product = builder.fmul(builder.sitofp(total, _eight_floats), _load_eight(builder, scales, i))
             product = builder.fadd(builder.fmul(product, x_scale), _load_eight(builder, bias, i))
-            _store(builder, product, _plus(builder, at, 32 * i))
+            store(builder, product, plus(builder, at, 32 * i))
 
 
 def _int8_step(builder, step, row_at, panel, sums) -> None:
@@ -192,51 +190,21 @@ def _int8_step(builder, step, row_at, panel, sums) -> None:
     multiply = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(_eight_ints, [_sixteen_words] * 2), "llvm.x86.avx2.pmadd.wd"
     )
-    weight_at = builder.add(panel, builder.mul(step, _int(2 * INT8_PANEL)))
-    _prefetch(builder, _plus(builder, weight_at, PREFETCH_BYTES))
-    stored = [_load(builder, _plus(builder, weight_at, 16 * i), _sixteen_bytes) for i in (0, 1)]
+    weight_at = builder.add(panel, builder.mul(step, I64(2 * INT8_PANEL)))
+    prefetch(builder, plus(builder, weight_at, PREFETCH_BYTES))
+    stored = [load(builder, plus(builder, weight_at, 16 * i), _sixteen_bytes) for i in (0, 1)]
     weights = [builder.sext(values, _sixteen_words) for values in stored]
-    offset = builder.mul(step, _int(4))
+    offset = builder.mul(step, I64(4))
     for at, pair in zip(row_at, sums, strict=True):
-        values = _splat(builder, _load(builder, builder.add(at, offset), _i32), 8)
+        values = splat(builder, load(builder, builder.add(at, offset), I32), 8)
         for weight, total in zip(weights, pair, strict=True):
             product = builder.call(multiply, [builder.bitcast(values, _sixteen_words), weight])
             builder.store(builder.add(builder.load(total), product), total)
 
 
-def _int(value: int) -> ir.Constant:
-    return ir.Constant(_i64, value)
-
-
-def _plus(builder, address, offset):
-    return builder.add(address, _int(offset))
-
-
 def _row(builder, base, stride, row):
-    return builder.add(base, builder.mul(stride, _int(row)))
-
-
-def _prefetch(builder, address) -> None:
-    """Into the first cache, to be read. An address past the end of the memory does no harm."""
-    bytes_at = builder.inttoptr(address, cgutils.voidptr_t)
-    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _i32, _i32, _i32])
-    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(prefetch, [bytes_at, *(ir.Constant(_i32, flag) for flag in (0, 3, 1))])
-
-
-def _load(builder, address, kind):
-    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
+    return builder.add(base, builder.mul(stride, I64(row)))
 
 
 def _load_eight(builder, base, index):
-    return _load(builder, _plus(builder, base, 32 * index), _eight_floats)
-
-
-def _store(builder, value, address) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
-
-
-def _splat(builder, scalar, lanes):
-    empty = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
-    single = builder.insert_element(empty, scalar, ir.Constant(_i32, 0))
-    return builder.shuffle_vector(single, empty, ir.Constant(ir.VectorType(_i32, lanes), [0] * lanes))
+    return load(builder, plus(builder, base, 32 * index), _eight_floats)

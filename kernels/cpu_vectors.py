@@ -16,12 +16,30 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_WIDE = binding.get_host_cpu_features().get("avx512f", False)
+from .cpu_llvm import (
+    F16,
+    F32,
+    FEATURES,
+    I8,
+    I16,
+    I32,
+    I64,
+    constant,
+    load,
+    plus,
+    prefetch,
+    shuffle,
+    splat,
+    store,
+    vector_of,
+)
+
+_WIDE = FEATURES.get("avx512f", False)
 _MOST_LANES = 16 if _WIDE else 8
 _ACCUMULATORS = 24 if _WIDE else 12
 """Vectors of sums: of 32 or 16 registers, those that hold no operand."""
@@ -29,38 +47,26 @@ ROWS = 6
 """Rows of a matrix product that share each load of its right factor."""
 FP8_UNIT = 256.0
 
-_I64, _F32 = ir.IntType(64), ir.FloatType()
-
 
 def _lanes(width: int) -> int:
     return next(lanes for lanes in (16, 8, 4) if lanes <= _MOST_LANES and width % lanes == 0)
 
 
-def _address(builder: Any, base: Any, num_bytes: int, element: Any, lanes: int) -> Any:
-    return builder.inttoptr(builder.add(base, _I64(num_bytes)), ir.VectorType(element, lanes).as_pointer())
-
-
-def _splat(element: Any, lanes: int, value: int) -> Any:
-    return ir.Constant(ir.VectorType(element, lanes), [value] * lanes)
-
-
 def _load(builder: Any, base: Any, index: int, lanes: int, kind: str = "float32") -> Any:
     """Elements ``index`` to ``index + lanes`` behind an address, as float32."""
-    floats = ir.VectorType(_F32, lanes)
     if kind == "float32":
-        return builder.load(_address(builder, base, 4 * index, _F32, lanes), align=4)
-    stored = builder.load(_address(builder, base, index, ir.IntType(8), lanes), align=1)
+        return load(builder, plus(builder, base, 4 * index), vector_of(F32, lanes))
+    stored = load(builder, plus(builder, base, index), vector_of(I8, lanes))
     if kind == "int8":
-        return builder.sitofp(builder.sext(stored, ir.VectorType(ir.IntType(32), lanes)), floats)
+        return builder.sitofp(builder.sext(stored, vector_of(I32, lanes)), vector_of(F32, lanes))
     # s eeee mmm becomes float16's s 0eeee mmm0000000; shifted, the sign is there twice, and one of the two is erased.
-    i16 = ir.IntType(16)
-    bits = builder.shl(builder.sext(stored, ir.VectorType(i16, lanes)), _splat(i16, lanes, 7))
-    half = builder.bitcast(builder.and_(bits, _splat(i16, lanes, 0xBFFF)), ir.VectorType(ir.HalfType(), lanes))
-    return builder.fpext(half, floats)
+    bits = builder.shl(builder.sext(stored, vector_of(I16, lanes)), constant(I16, lanes, 7))
+    half = builder.bitcast(builder.and_(bits, constant(I16, lanes, 0xBFFF)), vector_of(F16, lanes))
+    return builder.fpext(half, vector_of(F32, lanes))
 
 
 def _store(builder: Any, value: Any, base: Any, index: int) -> None:
-    builder.store(value, _address(builder, base, 4 * index, _F32, value.type.count), align=4)
+    store(builder, value, plus(builder, base, 4 * index))
 
 
 def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -70,22 +76,11 @@ def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), [a, b, c])
 
 
-def _broadcast(builder: Any, base: Any, lanes: int) -> Any:
-    scalar = builder.load(builder.inttoptr(base, _F32.as_pointer()), align=4)
-    one = builder.insert_element(ir.Constant(ir.VectorType(_F32, lanes), ir.Undefined), scalar, ir.IntType(32)(0))
-    return _shuffle(builder, one, one, [0] * lanes)
-
-
-def _shuffle(builder: Any, a: Any, b: Any, indices: list[int]) -> Any:
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(indices)), indices)
-    return builder.shuffle_vector(a, b, mask)
-
-
 def _fold(builder: Any, combine: Callable[[Any, Any], Any], vector: Any, lanes: int) -> Any:
     """A vector's parts of ``lanes``, combined."""
     while vector.type.count > lanes:
         half = vector.type.count // 2
-        low, high = (_shuffle(builder, vector, vector, list(range(at, at + half))) for at in (0, half))
+        low, high = (shuffle(builder, vector, vector, list(range(at, at + half))) for at in (0, half))
         vector = combine(low, high)
     return vector
 
@@ -94,7 +89,7 @@ def _pair_sums(builder: Any, a: Any, b: Any) -> Any:
     """Of each four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3."""
     lanes = a.type.count
     even = [at + index for at in range(0, lanes, 4) for index in (0, 2, lanes, lanes + 2)]
-    return builder.fadd(_shuffle(builder, a, b, even), _shuffle(builder, a, b, [index + 1 for index in even]))
+    return builder.fadd(shuffle(builder, a, b, even), shuffle(builder, a, b, [index + 1 for index in even]))
 
 
 def _sum_each(builder: Any, vectors: list[Any]) -> Any:
@@ -125,7 +120,7 @@ def dot_rows(
         lanes, most_rows = _lanes(width), _ACCUMULATORS // num_columns
         for first in range(0, num_rows, most_rows):
             rows = range(first, min(first + most_rows, num_rows))
-            sums = [[_splat(_F32, lanes, 0)] * num_columns for _ in rows]
+            sums = [[constant(F32, lanes, 0)] * num_columns for _ in rows]
             for at in range(0, width, lanes):
                 left = [_load(builder, a, row * width + at, lanes) for row in rows]
                 for n in range(num_columns):
@@ -162,15 +157,15 @@ def _add_block(builder: Any, arguments: Any, rows: range, columns: range, lanes:
     a, a_stride, b, depth, c = arguments[:5]
     size = 4 if kind == "float32" else 1
     places = [(row, column) for row in rows for column in columns]
-    sums = {place: cgutils.alloca_once(builder, ir.VectorType(_F32, lanes)) for place in places}
+    sums = {place: cgutils.alloca_once(builder, ir.VectorType(F32, lanes)) for place in places}
     for row, column in places:
         builder.store(_load(builder, c, row * width + column, lanes), sums[row, column])
-    of_row = {row: builder.add(a, builder.mul(a_stride, _I64(4 * row))) for row in rows}
+    of_row = {row: builder.add(a, builder.mul(a_stride, I64(4 * row))) for row in rows}
     with cgutils.for_range(builder, depth) as loop:
-        b_row = builder.add(b, builder.mul(loop.index, _I64(size * width)))
+        b_row = builder.add(b, builder.mul(loop.index, I64(size * width)))
         right = {column: _load(builder, b_row, column, lanes, kind) for column in columns}
         for row in rows:
-            left = _broadcast(builder, builder.add(of_row[row], builder.mul(loop.index, _I64(4))), lanes)
+            left = splat(builder, load(builder, builder.add(of_row[row], builder.mul(loop.index, I64(4))), F32), lanes)
             for column in columns:
                 place = sums[row, column]
                 builder.store(_multiply_add(builder, left, right[column], builder.load(place)), place)
@@ -204,7 +199,7 @@ def largest_of(typing_context: Any, at: Any, WIDTH: Any) -> Any:
         lanes = _lanes(width)
         vectors = [_load(builder, arguments[0], index, lanes) for index in range(0, width, lanes)]
         vector = _fold(builder, larger, functools.reduce(larger, vectors), 1)
-        return builder.extract_element(vector, ir.IntType(32)(0))
+        return builder.extract_element(vector, I32(0))
 
     return types.float32(types.int64, WIDTH), generate
 
@@ -218,13 +213,13 @@ def transpose(typing_context: Any, source_at: Any, target_at: Any, HEIGHT: Any, 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, target = arguments[:2]
         with (
-            cgutils.for_range(builder, _I64(height // lanes)) as down,
-            cgutils.for_range(builder, _I64(width // lanes)) as right,
+            cgutils.for_range(builder, I64(height // lanes)) as down,
+            cgutils.for_range(builder, I64(width // lanes)) as right,
         ):
-            corner = builder.add(builder.mul(down.index, _I64(width)), right.index)
-            turned = builder.add(builder.mul(right.index, _I64(height)), down.index)
-            source_corner = builder.add(source, builder.mul(corner, _I64(4 * lanes)))
-            target_corner = builder.add(target, builder.mul(turned, _I64(4 * lanes)))
+            corner = builder.add(builder.mul(down.index, I64(width)), right.index)
+            turned = builder.add(builder.mul(right.index, I64(height)), down.index)
+            source_corner = builder.add(source, builder.mul(corner, I64(4 * lanes)))
+            target_corner = builder.add(target, builder.mul(turned, I64(4 * lanes)))
             rows = [_load(builder, source_corner, row * width, lanes) for row in range(lanes)]
             for row, vector in enumerate(_turn(builder, rows)):
                 _store(builder, vector, target_corner, row * height)
@@ -239,7 +234,7 @@ def _turn(builder: Any, rows: list[Any]) -> list[Any]:
     zip_high = [index + lanes // 2 for index in zip_low]
     for _ in range(lanes.bit_length() - 1):
         pairs = zip(rows[: lanes // 2], rows[lanes // 2 :], strict=True)
-        rows = [_shuffle(builder, a, b, zipped) for a, b in pairs for zipped in (zip_low, zip_high)]
+        rows = [shuffle(builder, a, b, zipped) for a, b in pairs for zipped in (zip_low, zip_high)]
     return rows
 
 
@@ -248,7 +243,7 @@ def fetch_and_increment(typing_context: Any, counter_at: Any) -> Any:
     """The int64 at an address, which no other thread gets as well."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.atomic_rmw("add", builder.inttoptr(arguments[0], _I64.as_pointer()), _I64(1), "monotonic")
+        return builder.atomic_rmw("add", builder.inttoptr(arguments[0], I64.as_pointer()), I64(1), "monotonic")
 
     return types.int64(types.int64), generate
 
@@ -260,12 +255,8 @@ def prefetch_rows(typing_context: Any, at: Any, N: Any, WIDTH: Any, KIND: Any) -
     num_bytes = num_rows * width * (4 if kind == "float32" else 1)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        i32, i8_pointer = ir.IntType(32), ir.IntType(8).as_pointer()
-        function_type = ir.FunctionType(ir.VoidType(), [i8_pointer, i32, i32, i32])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
         for offset in range(0, num_bytes, 64):
-            place = builder.inttoptr(builder.add(arguments[0], _I64(offset)), i8_pointer)
-            builder.call(function, [place, i32(0), i32(3), i32(1)])
+            prefetch(builder, plus(builder, arguments[0], offset))
         return context.get_dummy_value()
 
     return types.void(types.int64, N, WIDTH, KIND), generate

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 LARGEST_INT8 = 127.0
+DIGIT_RATIO = 254.0
+"""A second digit's unit in a first one's: what rounding leaves, at most half a unit, is at most 127 of them."""
 LARGEST_FP8 = 448.0
 
 
@@ -23,6 +25,10 @@ class Int8Weight:
     """int8 ``[out, in]``"""
     scales: Tensor
     """float32 ``[out]``"""
+    input_digits: int = 1
+    """How many int8 numbers stand for an input: with 2, the second is what rounding left of the first, in 254ths of its
+    unit. A product then has twice the rows and the precision of 16 bits, for inputs whose largest value is far above
+    the others. The weight is still read once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +65,10 @@ class Int4Weight:
 Weight: TypeAlias = Tensor | Int8Weight | Fp8Weight | Int4Weight
 
 
-def quantize_int8(weight: Tensor) -> Int8Weight:
+def quantize_int8(weight: Tensor, *, input_digits: int = 1) -> Int8Weight:
     """``weight [out, in]``, rounded to nearest; the largest of each row becomes ±127."""
     scales = _scales(weight, LARGEST_INT8)
-    return Int8Weight((weight.float() / scales[:, None]).round().to(torch.int8), scales)
+    return Int8Weight((weight.float() / scales[:, None]).round().to(torch.int8), scales, input_digits)
 
 
 def quantize_fp8(weight: Tensor) -> Fp8Weight:

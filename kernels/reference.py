@@ -15,10 +15,8 @@ from torch import Tensor
 
 from .kv_cache import KVCache, KVPool, quantize_tokens
 from .noise import gumbel_noise
-from .quantized import Fp8Weight, Int8Weight, Weight, dequantize
+from .quantized import DIGIT_RATIO, Fp8Weight, Int8Weight, Weight, dequantize
 from .sampling import Drawn, Penalties, SamplingTensors, TokenRuns
-
-_QUANTIZED_INPUT = {Int8Weight: torch.int8, Fp8Weight: torch.float8_e4m3fn}
 
 
 def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
@@ -166,16 +164,26 @@ def prepare_linear(weight: Weight, bias: Tensor | None = None) -> Callable[[Tens
     input is quantised too, each token by its largest value, and what is left of the sum's error is its rounding.
     """
     plain = dequantize(weight)
-    dtype_of_input = _QUANTIZED_INPUT.get(type(weight))
+    dtype_of_input = weight.values.dtype if isinstance(weight, Int8Weight | Fp8Weight) else None
+    num_digits = weight.input_digits if isinstance(weight, Int8Weight) else 1
 
     def product(x: Tensor) -> Tensor:
         if dtype_of_input is None:
             return F.linear(x.to(plain.dtype), plain, bias).to(x.dtype)
-        values, scales = quantize_tokens(x, dtype_of_input)
-        rows = F.linear(values.float() * scales[:, None], plain)
+        rows = F.linear(_rounded_input(x, dtype_of_input, num_digits), plain)
         return (rows if bias is None else rows + bias).to(x.dtype)
 
     return product
+
+
+def _rounded_input(x: Tensor, dtype: torch.dtype, num_digits: int) -> Tensor:
+    """What is multiplied with a quantised weight in x's place, float32."""
+    values, scales = quantize_tokens(x, dtype)
+    rounded = values.float() * scales[:, None]
+    if num_digits == 1:
+        return rounded
+    unit = scales[:, None] / DIGIT_RATIO
+    return rounded + ((x.float() - rounded) / unit).round() * unit
 
 
 def sample(logits: Tensor, how: SamplingTensors) -> Drawn:

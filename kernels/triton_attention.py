@@ -15,7 +15,8 @@ from torch import Tensor
 from .backend import PagedAttention
 from .kv_cache import KVCache
 from .triton_attention_kernels import paged_attention_kernel, reduce_splits_kernel
-from .triton_attention_launch import Device, Launch, Shape, choose_launches, invariant_launch
+from .triton_attention_launch import Launch, Shape, choose_launches, invariant_launch
+from .triton_device import Device
 
 LOG2_E = math.log2(math.e)
 ANY_NUMBER = 2**31 - 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+from .triton_device import Device
 
 SMALLEST_ROWS = 16
 """A matrix product has at least as many rows."""
@@ -26,30 +26,6 @@ MOST_SPLITS = 64
 
 def _power_of_2(least: int) -> int:
     return 1 << (least - 1).bit_length()
-
-
-@dataclass(frozen=True)
-class Device:
-    """What a launch depends on."""
-
-    num_multiprocessors: int
-    is_amd: bool = False
-    capability: int = 90
-    """NVIDIA's compute capability, 10 × major + minor."""
-
-    @classmethod
-    def of(cls, device: torch.device) -> Device:
-        """A CPU, where the kernels are interpreted, counts as one multiprocessor."""
-        if device.type != "cuda":
-            return cls(num_multiprocessors=1, capability=0)
-        properties = torch.cuda.get_device_properties(device)
-        capability = 10 * properties.major + properties.minor
-        return cls(properties.multi_processor_count, torch.version.hip is not None, capability)
-
-    @property
-    def has_fp8(self) -> bool:
-        """Triton's type fp8e4nv; else bytes are taken apart."""
-        return self.is_amd or self.capability >= 89
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import reference
 from .quantized import Fp8Weight, Int4Weight, Int8Weight, Weight
-from .triton_attention_launch import Device
+from .triton_device import Device
 from .triton_linear_int4 import FIXED_TILE, int4_gemm, pack, tiles_for
 from .triton_linear_scaled import FIXED_TILES, TILES_OF_BYTES, gemm, quantize_rows
 from .triton_linear_tiles import Grid, choose_grid, undivided_grid
@@ -65,16 +65,23 @@ class ScaledLinear:
             _check_fp8(weight.values.device)
         self._values = weight.values.contiguous()
         self._scales = weight.scales.contiguous()
+        self._num_digits = weight.input_digits if isinstance(weight, Int8Weight) else 1
         self._bias = bias
         self._device = device
         self._is_fixed = batch_invariant and isinstance(weight, Fp8Weight)
         self._counters = _counters(weight.values, device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        values, scales = quantize_rows(_contiguous_rows(x), self._values.dtype)
-        grid = self._grid(x.shape[0])
-        both = (scales, self._scales)
-        return gemm(values, self._values, both, self._bias, x.dtype, grid, self._counters, self._device)
+        values, scales = quantize_rows(_contiguous_rows(x), self._values.dtype, self._num_digits)
+        if self._num_digits == 1:
+            return self._product(values, scales, self._bias, x.dtype)
+        first, second = self._product(values, scales, None, torch.float32).chunk(2)
+        total = first + second
+        return (total if self._bias is None else total + self._bias).to(x.dtype)
+
+    def _product(self, values: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        both, grid = (scales, self._scales), self._grid(values.shape[0])
+        return gemm(values, self._values, both, bias, dtype, grid, self._counters, self._device)
 
     def _grid(self, num_rows: int) -> Grid:
         if self._is_fixed:

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .quantized import Int4Weight
-from .triton_attention_launch import Device
+from .triton_device import Device
 from .triton_linear_tiles import TILES_IN_GROUP, Grid, Tile, add_splits, find_tile
 
 QUARTER = 32

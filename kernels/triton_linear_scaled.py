@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .kv_cache import LARGEST, SMALLEST_SCALE
-from .triton_attention_launch import Device
+from .quantized import DIGIT_RATIO
+from .triton_device import Device
 from .triton_linear_tiles import TILES_IN_GROUP, Grid, Tile, add_splits, find_tile
 
 TILES_OF_BYTES = (
@@ -46,11 +47,20 @@ def round_to_fp8(x):
     return tl.where(tl.abs(x) < 2**-6, round_to_multiple(x, 2**-9), normal.to(tl.float32, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def quantize_rows_kernel(
-    x, values, scales, width, x_stride, LARGEST: tl.constexpr, SMALLEST_SCALE: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    values,
+    scales,
+    num_rows,
+    width,
+    x_stride,
+    LARGEST: tl.constexpr,
+    SMALLEST_SCALE: tl.constexpr,
+    RATIO: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Grid (rows)."""
+    """Grid (rows). With a ``RATIO`` second digits follow after the rows of all first ones."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     numbers = tl.load(x + row * x_stride + at, mask=at < width, other=0.0).to(tl.float32)
@@ -60,6 +70,11 @@ def quantize_rows_kernel(
     scaled = round_to_multiple(scaled, 1.0) if values.dtype.element_ty == tl.int8 else round_to_fp8(scaled)
     tl.store(values + row * width + at, scaled.to(values.dtype.element_ty), mask=at < width)
     tl.store(scales + row, scale)
+    if RATIO > 0:
+        unit = tl.div_rn(scale, RATIO)
+        rest = round_to_multiple(tl.div_rn(numbers - scaled * scale, unit), 1.0)
+        tl.store(values + (num_rows + row) * width + at, rest.to(values.dtype.element_ty), mask=at < width)
+        tl.store(scales + num_rows + row, unit)
 
 
 @triton.jit(do_not_specialize=["num_rows", "steps_per_split"])
@@ -129,10 +144,10 @@ def gemm_kernel(
     tl.store(out_at, result.to(out.dtype.element_ty), mask=inside)
 
 
-def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """As ``kv_cache.quantize_tokens``, of ``x [T, in]``."""
-    values = torch.empty(x.shape, dtype=dtype, device=x.device)
-    scales = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+def quantize_rows(x: Tensor, dtype: torch.dtype, num_digits: int = 1) -> tuple[Tensor, Tensor]:
+    """As ``kv_cache.quantize_tokens``, of ``x [T, in]``; with two digits the second ones of all rows follow (int8)."""
+    values = torch.empty((num_digits * x.shape[0], x.shape[1]), dtype=dtype, device=x.device)
+    scales = torch.empty(values.shape[0], dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(x.shape[1])
     if x.shape[0] == 0:
         return values, scales
@@ -140,10 +155,12 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         x,
         values,
         scales,
+        x.shape[0],
         x.shape[1],
         x.stride(0),
         LARGEST=LARGEST[dtype],
         SMALLEST_SCALE=SMALLEST_SCALE,
+        RATIO=DIGIT_RATIO if num_digits == 2 else 0.0,
         BLOCK=block,
         num_warps=min(16, max(4, block // 1024)),
     )

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_attention_launch import Device
+from .triton_device import Device
 
 TILES_IN_GROUP = 8
 """So many tiles of rows take turns with the same columns, so that a tile of the weight is found in L2."""

@@ -255,7 +255,7 @@ class Engine:
         """Wait for the step; its tokens go to those of its sequences that have not ended meanwhile."""
         result, step = under_way.result.result(), under_way.step
         self.scheduler.complete(step)
-        self._account(step, self._clock() - under_way.started_s)
+        self._account(step, None if result.was_held_up else self._clock() - under_way.started_s)
         self.counters.num_nan_rows += len(result.nan_rows)
         for row, (sequence, token) in enumerate(zip(step.sampled, result.token_ids, strict=True)):
             if sequence.status is SequenceStatus.FINISHED:
@@ -285,10 +285,11 @@ class Engine:
     def _sequences(self) -> list[Sequence]:
         return [sequence for live in self._live.values() for sequence in live.sequences]
 
-    def _account(self, step: ScheduledStep, duration_s: float) -> None:
+    def _account(self, step: ScheduledStep, duration_s: float | None) -> None:
         self.counters.num_steps += 1
         self.counters.num_computed_tokens += step.plan.token_ids.size
-        self.speed.note(step.num_prefill_tokens, step.num_decoded, duration_s, step.prefill_context)
+        if duration_s is not None:
+            self.speed.note(step.num_prefill_tokens, step.num_decoded, duration_s, step.prefill_context)
 
     # ---- tokens ----
 

@@ -114,31 +114,33 @@ class Executor:
         self._broadcast(StepPlan(PlanKind.HEARTBEAT))
         self._capture(idle=True)
 
-    def _capture(self, *, idle: bool) -> None:
-        """Let all ranks record a graph, if one is wanted."""
+    def _capture(self, *, idle: bool) -> bool:
+        """Let all ranks record a graph, if one is wanted; whether it was."""
         self._steps_since_capture = 0
         key = self._runner.next_graph(idle=idle)
         if key is not None:
             self._broadcast(StepPlan(PlanKind.CAPTURE, graph=key))
             self._runner.capture(key, self._collectives)
+        return key is not None
 
     def _run(self, plan: StepPlan, rows: list[SamplingRow]) -> Callable[[], StepResult]:
-        if self._steps_since_capture == STEPS_BETWEEN_CAPTURES:
-            self._capture(idle=False)
+        was_held_up = self._steps_since_capture == STEPS_BETWEEN_CAPTURES and self._capture(idle=False)
         self._steps_since_capture += 1
         self._broadcast(plan)
         logits = self._runner.execute(plan)
         if logits is None:
-            return lambda: StepResult([])
+            return lambda: StepResult([], was_held_up=was_held_up)
         if not rows:
-            return functools.partial(_result, HostCopy(logits.new_empty(0, dtype=torch.int64)), [], {})
+            nothing = HostCopy(logits.new_empty(0, dtype=torch.int64))
+            return functools.partial(_result, nothing, [], {}, was_held_up=was_held_up)
         sampled, failed = self._sample(logits, rows)
         if plan.share_sampled:
             # Also where rows failed: the other ranks wait for the tokens, and the next plan may name them.
             # -1, a row without a token, would be an index into the embedding there.
             shared = self._collectives.share_sampled(sampled.token_ids.clamp(min=0), len(rows), logits.device)
             self._runner.remember(plan.step, shared)
-        return functools.partial(_result, HostCopy(sampled.token_ids), failed, sampled.candidates)
+        token_ids = HostCopy(sampled.token_ids)
+        return functools.partial(_result, token_ids, failed, sampled.candidates, was_held_up=was_held_up)
 
     def _sample(self, logits: Tensor, rows: list[SamplingRow]) -> tuple[Sampled, list[int]]:
         """The rows' tokens, and which rows could not be sampled: those have token 0."""
@@ -169,10 +171,12 @@ class Executor:
             self._collectives.broadcast_plan(pack_plan(plan))
 
 
-def _result(token_ids: HostCopy, failed: list[int], candidates: Mapping[int, tuple[Candidate, ...]]) -> StepResult:
+def _result(
+    token_ids: HostCopy, failed: list[int], candidates: Mapping[int, tuple[Candidate, ...]], *, was_held_up: bool
+) -> StepResult:
     """What a step gave, when its tokens are on the host. -1 stands for a row of logits that were no numbers."""
     tokens: list[int | None] = token_ids.wait().tolist()
     nan_rows = frozenset(row for row, token in enumerate(tokens) if token == -1)
     for row in (*failed, *nan_rows):
         tokens[row] = None
-    return StepResult(tokens, candidates, nan_rows)
+    return StepResult(tokens, candidates, nan_rows, was_held_up)

@@ -58,7 +58,7 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
     config = ModelConfig.from_folder(model_dir)
     device = _device(spec.device)
     check_device(Device.of(device.type), config, dtype=spec.dtype, quantization=spec.quantization)
-    kernels = select_kernels(device)
+    kernels = select_kernels(device, batch_invariant=spec.batch_invariant)
     collectives: Collectives = TorchDistributed(meeting, device) if meeting.size > 1 else SingleProcess()
     dtype = _dtype(spec, config, device, kernels, collectives, report)
     max_model_len = context_length(spec, config)
@@ -111,7 +111,8 @@ def _dtype(
     def speed(dtype: torch.dtype) -> float:
         return collectives.minimum(round(100 * speed_of_half(dtype, config, kernels))) / 100
 
-    return choose_dtype(spec.dtype, config, device, None if spec.quantization else speed, report)
+    needs_single = spec.quantization is not None or spec.batch_invariant
+    return choose_dtype(spec.dtype, config, device, None if needs_single else speed, report)
 
 
 def _allocate_kv(runner: ModelRunner, collectives: Collectives, budget: KvBudget) -> Ledger:

@@ -40,3 +40,5 @@ class StepResult:
     Log-probabilities are those of the model: float32 log-softmax of the logits, before anything is banned."""
     nan_rows: frozenset[int] = frozenset()
     """Of the rows without a token, those whose logits gave none: NaN among them, or none that is finite."""
+    was_held_up: bool = False
+    """A graph was recorded ahead of the step: how long it took says nothing of the next one."""

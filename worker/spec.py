@@ -66,6 +66,8 @@ class WorkerSpec:
     """Plan the next step while one runs."""
     enforce_eager: bool = False
     """Record no graphs of decoding on GPUs."""
+    batch_invariant: bool = False
+    """Kernels whose result for a row does not depend on the other rows; on CPUs no half precision."""
     quantization: Quantization | None = None
     """None: matrices as the checkpoint has them."""
     kv_cache_dtype: KvCacheDtype = "auto"

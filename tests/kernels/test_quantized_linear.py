@@ -51,7 +51,7 @@ def fp8_kernels(kernels: Kernels) -> Kernels:
 
 @settings(settings.get_profile("kernels"))
 @given(
-    is_fp8=st.booleans(),
+    form=st.sampled_from(["int8", "two digits", "fp8"]),
     num_rows=NUM_ROWS,
     num_in=st.sampled_from([16, 48, 130, 288]),
     num_out=st.integers(1, 150),
@@ -61,7 +61,7 @@ def fp8_kernels(kernels: Kernels) -> Kernels:
 def test_int8_and_fp8(
     kernels: Kernels,
     fp8_kernels: Kernels,
-    is_fp8: bool,
+    form: str,
     num_rows: int,
     num_in: int,
     num_out: int,
@@ -70,10 +70,23 @@ def test_int8_and_fp8(
 ) -> None:
     plain, x = randn(num_out, num_in, seed=2), randn(num_rows, num_in, dtype=dtype)
     bias = randn(num_out, seed=1) if has_bias else None
-    if is_fp8:
+    if form == "fp8":
         assert_as_reference(fp8_kernels, quantize_fp8(plain), bias, x)
     else:
-        assert_as_reference(kernels, quantize_int8(plain), bias, x)
+        assert_as_reference(kernels, quantize_int8(plain, input_digits=1 + (form == "two digits")), bias, x)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 40])
+def test_two_digits_hold_what_lies_beside_an_outlier(kernels: Kernels, num_rows: int) -> None:
+    plain, x = randn(20, 64), randn(num_rows, 64, seed=1)
+    x[:, 5] = 500.0
+    exact = x @ dequantize(quantize_int8(plain)).T
+
+    def error(digits: int) -> float:
+        product = kernels.prepare_linear(quantize_int8(plain, input_digits=digits))(x)
+        return float((product - exact).abs().max())
+
+    assert error(2) < error(1) / 50
 
 
 @settings(settings.get_profile("kernels"))

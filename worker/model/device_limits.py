@@ -15,8 +15,8 @@ GPU_GROUP_SIZE = 32
 
 FP8_CAPABILITY = (8, 9)
 """Compute capability of the first NVIDIA GPUs that multiply fp8 (Ada)."""
-FP8_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")
-"""AMD's GPUs that do."""
+FP8_ARCHITECTURES = ("gfx95", "gfx12")
+"""AMD's GPUs that do. gfx94x multiplies another fp8, whose numbers are half as large (e4m3fnuz)."""
 
 
 @dataclass(frozen=True, slots=True)

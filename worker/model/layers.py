@@ -89,9 +89,19 @@ class RowParallelLinear:
     """``x [T, in of this rank] -> [T, out]``: each rank owns input columns, the products are summed over the ranks."""
 
     def __init__(
-        self, name: str, in_total: int, in_owned: range, out_features: int, placement: Placement, group: Collectives
+        self,
+        name: str,
+        in_total: int,
+        in_owned: range,
+        out_features: int,
+        placement: Placement,
+        group: Collectives,
+        *,
+        has_outliers: bool = False,
     ) -> None:
+        """``has_outliers``: of its input; see ``prepare_product``."""
         share = Share(name, (out_features, in_total), range(out_features), in_owned)
+        self._has_outliers = has_outliers
         self._matrix = stored_matrix(share, placement)
         self._placement = placement
         self._group = group
@@ -100,7 +110,8 @@ class RowParallelLinear:
         yield from self._matrix.parts()
 
     def prepare(self, kernels: Kernels) -> None:
-        self._product = prepare_product([self._matrix.weight()], self._placement, kernels)
+        weights = [self._matrix.weight()]
+        self._product = prepare_product(weights, self._placement, kernels, has_outliers=self._has_outliers)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self._product(x))
@@ -160,7 +171,8 @@ class ParallelHead:
             yield from self._matrix.parts()
 
     def prepare(self, kernels: Kernels) -> None:
-        self._product = prepare_product([self._weight()], self._placement, kernels)
+        # Its input is one token's, so that twice the rows cost next to nothing.
+        self._product = prepare_product([self._weight()], self._placement, kernels, has_outliers=True)
 
     def _weight(self) -> Weight:
         if self._matrix is not None:

@@ -111,7 +111,13 @@ class MLP:
         matrices = [Rows(f"{prefix}.{name}.weight", total, columns) for name in ("gate_proj", "up_proj")]
         self.gate_up = ColumnParallelLinear(matrices, config.hidden_size, placement)
         self.down = RowParallelLinear(
-            f"{prefix}.down_proj.weight", total, columns, config.hidden_size, placement, group
+            f"{prefix}.down_proj.weight",
+            total,
+            columns,
+            config.hidden_size,
+            placement,
+            group,
+            has_outliers=True,  # what the gate lets through is sparse (Sun et al. 2024, massive activations)
         )
         self._gate = _gate(config.activation, kernels)
 

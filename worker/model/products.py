@@ -58,9 +58,16 @@ def stored_matrix(share: Share, placement: Placement) -> StoredMatrix:
     return packed_matrix(share, packing, placement.device)
 
 
-def prepare_product(weights: Sequence[Weight], placement: Placement, kernels: Kernels) -> Callable[[Tensor], Tensor]:
-    """``x [T, in] -> [T, out]`` of several matrices, whose outputs follow each other; one product where they fuse."""
-    products = [kernels.prepare_linear(quantized(weight, placement.quantization)) for weight in fused(weights)]
+def prepare_product(
+    weights: Sequence[Weight], placement: Placement, kernels: Kernels, *, has_outliers: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """``x [T, in] -> [T, out]`` of several matrices, whose outputs follow each other; one product where they fuse.
+
+    ``has_outliers``: single inputs of a token are many times as large as the others, and eight bits are too few to
+    hold both.
+    """
+    digits = 2 if has_outliers else 1
+    products = [kernels.prepare_linear(quantized(weight, placement.quantization, digits)) for weight in fused(weights)]
     return products[0] if len(products) == 1 else ProductsInTurn(products)
 
 
@@ -74,11 +81,11 @@ class ProductsInTurn:
         return torch.cat([product(x) for product in self._products], dim=-1)
 
 
-def quantized(weight: Weight, quantization: Quantization | None) -> Weight:
+def quantized(weight: Weight, quantization: Quantization | None, input_digits: int = 1) -> Weight:
     """A plain weight, rounded; one that the checkpoint packs as it is."""
     if quantization is None or not isinstance(weight, Tensor):
         return weight
-    return quantize_int8(weight) if quantization == "int8" else quantize_fp8(weight)
+    return quantize_int8(weight, input_digits=input_digits) if quantization == "int8" else quantize_fp8(weight)
 
 
 def fused(weights: Sequence[Weight]) -> list[Weight]:
