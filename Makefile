@@ -12,7 +12,7 @@ export PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check diff lint format bench clean
+.PHONY: help setup serve test check triton diff lint format bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -23,11 +23,14 @@ setup: ## make .venv with everything in it
 serve: setup ## start a cluster with the embedded model on http://127.0.0.1:8000
 	@exec $(BIN)/octavo serve $(ARGS)
 
-test: setup ## check, diff, then the tests that start clusters (22 minutes)
+test: setup ## check, triton, diff, then the tests that start clusters (25 minutes)
 	@.ci/suites test
 
 check: setup ## lint, format, types and unit tests, without Ray (3 minutes)
 	@.ci/suites check
+
+triton: setup ## the GPU kernels without a GPU: interpreted, and compiled for every target (3 minutes)
+	@.ci/suites triton
 
 diff: setup ## random requests in a tiny KV pool against each of them alone (3 minutes)
 	@.ci/suites diff

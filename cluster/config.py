@@ -94,7 +94,8 @@ class ServeConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What the workers compute on; auto takes GPUs where the cluster has them."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and activations; auto is float32 on CPUs and what the model says on GPUs."""
+    """Type of weights and activations; auto is what the model says, or float32 where a CPU is faster with it. On CPUs
+    bfloat16 and float16 are for the weights of matrix products alone."""
     quantization: Quantization | None = None
     """Round the weights of matrix products to int8 or, on GPUs that multiply it, fp8 when they are loaded. Default: as
     the model has them."""
@@ -124,6 +125,9 @@ class ServeConfig(BaseModel):
     """Plan the next step while one runs."""
     enforce_eager: bool = False
     """Launch every kernel of a step by itself, also where a GPU could play back a recorded graph of them."""
+    batch_invariant: bool = False
+    """Compute a request to the same bits whatever runs beside it; slower on GPUs. On CPUs as far as its prompt is cut
+    into the same chunks, and not with half precision."""
 
     block_size: Annotated[Int, AfterValidator(_power_of_two)] = 16
     """Tokens of a KV block: 16, 32, 64 or 128."""
@@ -169,6 +173,7 @@ class ServeConfig(BaseModel):
         self._check_lengths()
         self._check_num_blocks()
         self._check_policy()
+        self._check_invariance()
         if self.device == "cpu" and self.gpu_memory_utilization is not None:
             raise ConfigurationError(
                 f"--gpu-memory-utilization {self.gpu_memory_utilization:g} says nothing where the device is cpu;"
@@ -197,6 +202,20 @@ class ServeConfig(BaseModel):
             raise ConfigurationError(
                 f"--priority-aging-s {self.priority_aging_s:g} says nothing with --scheduling-policy fcfs,"
                 " which knows no priorities; leave one of them out"
+            )
+
+    def _check_invariance(self) -> None:
+        if not self.batch_invariant:
+            return
+        if self.device == "cpu" and self.dtype in ("bfloat16", "float16"):
+            raise ConfigurationError(
+                f"--batch-invariant does not go with --dtype {self.dtype} where the device is cpu: its products depend"
+                " on the number of rows there; those of float32, --quantization int8 and 4-bit weights do not"
+            )
+        if self.tensor_parallel_size > 2:  # of two numbers the sum is the same in any order
+            raise ConfigurationError(
+                f"--tensor-parallel-size: must be at most 2 with --batch-invariant, got {self.tensor_parallel_size};"
+                " the order of a sum over more workers depends on the size of the batch"
             )
 
     def _check_num_blocks(self) -> None:

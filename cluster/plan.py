@@ -78,6 +78,7 @@ class ServePlan:
             max_queued_tokens=config.max_queued_tokens,
             async_scheduling=config.async_scheduling,
             enforce_eager=config.enforce_eager,
+            batch_invariant=config.batch_invariant,
             quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
         )

@@ -127,8 +127,8 @@ def triton_kernels(*, batch_invariant: bool = False) -> Kernels:
 def select_kernels(device: torch.device, *, batch_invariant: bool = False) -> Kernels:
     """The fastest implementation for a device. Only what it needs is imported: numba on CPUs, Triton on GPUs.
 
-    ``batch_invariant``: a sequence's result does not depend on the others. On CPUs that is so in any case, but for weights
-    in half precision; there the chunks of a prompt show in its last bits, on GPUs they do not.
+    ``batch_invariant``: a sequence's result does not depend on the others. On CPUs that is so in any case, but for
+    weights in half precision; there the chunks of a prompt show in its last bits, on GPUs they do not.
     """
     if device.type == "cpu":
         return cpu_kernels()

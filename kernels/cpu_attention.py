@@ -8,6 +8,8 @@ See cpu_attention_plan.py for how the work is divided, cpu_attention_tiles.py fo
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from numba import prange
@@ -60,6 +62,12 @@ def _build(parallel: bool) -> Kernel:
 
 
 _ATTENTION = {parallel: _build(parallel) for parallel in (False, True)}
+
+
+@functools.cache
+def _work(group: int, head_dim: int, kind: str) -> tuple[int, int, int, int]:
+    """The kernel's second to fifth argument."""
+    return build_work(head_dim, group, kind).address, group, head_dim, tokens_of_block(group)
 
 
 def paged_attention(
@@ -122,7 +130,7 @@ def paged_attention(
     plan_at = memory.data_ptr()
     buffers_at = plan_at + 4 * sizes.plan
     partials_at = buffers_at + 4 * threads * sizes.buffers
-    work = build_work(head_dim, group, str(cache.key.dtype).removeprefix("torch."))
-    scratch = Scratch(sizes.num_rows, plan_at, buffers_at, sizes.buffers, partials_at, sizes.partial)
-    _ATTENTION[threads > 1](threads, work.address, group, head_dim, tokens_of_block(group), *scratch, *batch)
+    work = _work(group, head_dim, str(cache.key.dtype).removeprefix("torch."))
+    scratch = sizes.num_rows, plan_at, buffers_at, sizes.buffers, partials_at, sizes.partial
+    _ATTENTION[threads > 1](threads, *work, *scratch, *batch)
     return out

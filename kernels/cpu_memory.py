@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import mmap
 
@@ -33,6 +34,8 @@ def resident(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     tensor = torch.frombuffer(area, dtype=torch.uint8).view(dtype).view(shape)  # keeps the area
     try:
         area.madvise(_MADV_POPULATE_WRITE)
-    except OSError:  # an older kernel
-        tensor.zero_()
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise RuntimeError(f"{num_bytes} bytes of memory could not be had: {error}") from error
+        tensor.zero_()  # an older kernel
     return tensor

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
 from .backend import Kernels
 from .kv_cache import KVPool
-from .quantized import quantize_int8
+from .quantized import Weight
 from .sampling import SamplingTensors
 
 
@@ -18,15 +20,18 @@ def warm_up(
     num_kv_heads: int,
     head_dim: int,
     vocab_size: int,
-    int8_weights: bool,
+    weight_forms: Sequence[Callable[[Tensor], Weight]],
     kv_dtype: torch.dtype,
 ) -> None:
-    """Compiles, or loads from the cache, every kernel that a model of these sizes will call.
+    """Compiles, or loads from the cache, every kernel that a rank will call that has these heads.
 
-    Its weights are float32, or quantised to int8.
+    ``weight_forms`` make of a float32 weight what the model's products are prepared with.
     """
-    for num_out, num_in in ((16, 8), (1024, 512)):
-        _touch_linear(kernels, torch.zeros(num_out, num_in), int8_weights)
+    for form in weight_forms:
+        kernels.prepare_linear(form(torch.zeros(16, 128)))(torch.zeros(1, 128))
+        product = kernels.prepare_linear(form(torch.zeros(1024, 512)))
+        for num_rows in (1, 16, 64):  # one thread or several, tiles or oneDNN
+            product(torch.zeros(num_rows, 512))
     for num_tokens in (1, 1024):
         _touch(kernels, num_tokens, num_query_heads, num_kv_heads, head_dim, kv_dtype)
     for num_rows in (1, 2):
@@ -49,10 +54,6 @@ def _touch(
     one = torch.ones(1, dtype=torch.int32)
     table, starts = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
     kernels.paged_attention(query[:1], cache, table, one, starts, scale=1.0, max_query_len=1, max_seq_len=1)
-
-
-def _touch_linear(kernels: Kernels, weight: Tensor, int8_weights: bool) -> None:
-    kernels.prepare_linear(quantize_int8(weight) if int8_weights else weight)(torch.zeros(1, weight.shape[1]))
 
 
 def _touch_sample(kernels: Kernels, num_rows: int, vocab_size: int) -> None:

@@ -32,7 +32,13 @@ def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -
         if scales is None:
             target[block, :, offset] = x[rows].to(target.dtype)
         else:
-            target[block, :, offset], scales[block, :, offset] = quantize_tokens(x[rows], target.dtype)
+            values, scales[block, :, offset] = quantize_tokens(x[rows], target.dtype)
+            _indexable(target)[block, :, offset] = _indexable(values)
+
+
+def _indexable(x: Tensor) -> Tensor:
+    """fp8 as its bytes: not every version of torch indexes it on every device."""
+    return x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x
 
 
 def paged_attention(
@@ -74,7 +80,7 @@ def gather_sequence(cache: Tensor, scales: Tensor | None, block_table: Tensor, s
     """A sequence's K or V in order, ``[num_kv_heads, seq_len, D]``; of a quantised cache as float32."""
     _, num_kv_heads, block_size, head_dim = cache.shape
     blocks = block_table[: -(-seq_len // block_size)]
-    tiles = cache.index_select(0, blocks)
+    tiles = _indexable(cache).index_select(0, blocks).view(cache.dtype)
     if scales is not None:
         tiles = tiles.float() * scales.index_select(0, blocks)[..., None]
     return tiles.transpose(0, 1).reshape(num_kv_heads, blocks.numel() * block_size, head_dim)[:, :seq_len]
@@ -110,7 +116,7 @@ def copy_blocks(pool: KVPool, copies: Tensor) -> None:
     way round, and a destination once.
     """
     source, destination = copies[:, 0].long().to(pool.data.device), copies[:, 1].long().to(pool.data.device)
-    for tensor in pool.tensors():
+    for tensor in map(_indexable, pool.tensors()):
         tensor[:, :, destination] = tensor[:, :, source]
 
 

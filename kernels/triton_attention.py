@@ -62,7 +62,17 @@ def prepare_paged_attention(*, batch_invariant: bool = False, num_multiprocessor
         else:
             launches = choose_launches(shape, device, num_seqs, num_kv_heads, max_query_len, max_seq_len)
         batch = _Batch(
-            query, cache, block_tables, seq_lens, query_start_loc, scale, sliding_window, soft_cap, out, shape
+            query,
+            cache,
+            block_tables,
+            seq_lens,
+            query_start_loc,
+            scale,
+            max_query_len,
+            sliding_window,
+            soft_cap,
+            out,
+            shape,
         )
         for launch in launches:
             batch.attend(launch)
@@ -81,6 +91,7 @@ class _Batch:
     seq_lens: Tensor
     starts: Tensor
     scale: float
+    max_query_len: int
     sliding_window: int | None
     soft_cap: float | None
     out: Tensor
@@ -98,7 +109,8 @@ class _Batch:
             partial_sums = self.query.new_empty((*splits[:2], 2, launch.num_splits), dtype=torch.float32)
         self._walk(launch, (num_blocks, num_kv_heads, launch.num_splits), partial, partial_sums)
         if launch.num_splits > 1:
-            self._reduce(launch, (num_seqs * launch.block_q, num_heads), partial, partial_sums)
+            most_queries = min(launch.block_q, self.max_query_len)
+            self._reduce(launch, (num_seqs, num_heads, most_queries), partial, partial_sums)
 
     def _walk(
         self, launch: Launch, grid: tuple[int, int, int], partial: Tensor | None, partial_sums: Tensor | None
@@ -146,7 +158,7 @@ class _Batch:
         )
 
     def _reduce(
-        self, launch: Launch, grid: tuple[int, int], partial: Tensor | None, partial_sums: Tensor | None
+        self, launch: Launch, grid: tuple[int, int, int], partial: Tensor | None, partial_sums: Tensor | None
     ) -> None:
         reduce_splits_kernel[grid](
             partial,

@@ -187,10 +187,10 @@ def reduce_splits_kernel(
     NUM_SPLITS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Grid (sequences × BLOCK_Q, query heads): adds up one query's splits, ``CHUNK`` at a time."""
-    seq = tl.program_id(0) // BLOCK_Q
-    index = tl.program_id(0) % BLOCK_Q
+    """Grid (sequences, query heads, queries): adds up one query's splits, ``CHUNK`` at a time."""
+    seq = tl.program_id(0)
     head = tl.program_id(1)
+    index = tl.program_id(2)
     start = tl.load(starts + seq)
     num_queries = tl.load(starts + seq + 1) - start
     if (index >= num_queries) | (num_queries > most_queries):
@@ -198,7 +198,7 @@ def reduce_splits_kernel(
     seq_len = tl.load(seq_lens + seq)
     num_keys = seq_len - first_tile(seq_len - num_queries, sliding_window, TILE)
     num_splits = tl.cdiv(num_keys, split_keys(num_keys, TILE, NUM_SPLITS))
-    cell = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + head
+    cell = (seq.to(tl.int64) * BLOCK_Q + index) * tl.num_programs(1) + head
     sums = partial_sums + cell * 2 * NUM_SPLITS
     split = tl.arange(0, NUM_SPLITS)
     largest = tl.load(sums + split, mask=split < num_splits, other=NO_SCORE)

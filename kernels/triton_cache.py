@@ -63,7 +63,10 @@ def write_heads(
     x = tl.load(source + head[:, None] * HEAD_DIM + dim[None, :], mask=inside, other=0.0)
     if scales is not None:
         x = x.to(tl.float32)
-        scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), axis=1), LARGEST_VALUE), SMALLEST)
+        # The largest by its bits, among which NaN's are the largest: as a float it would be passed over.
+        largest = tl.max(tl.abs(x).to(tl.int32, bitcast=True), axis=1).to(tl.float32, bitcast=True)
+        scale = tl.div_rn(largest, LARGEST_VALUE)
+        scale = tl.where(scale < SMALLEST, SMALLEST, scale)
         tl.store(scales + block * scale_block_stride + head * scale_head_stride + offset, scale, mask=owned)
         x = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
         x = round_to_int8(x) if cache.dtype.element_ty == tl.int8 else round_to_fp8(x)

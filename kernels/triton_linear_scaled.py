@@ -65,7 +65,10 @@ def quantize_rows_kernel(
     at = tl.arange(0, BLOCK)
     numbers = tl.load(x + row * x_stride + at, mask=at < width, other=0.0).to(tl.float32)
     # "/" is not rounded correctly on GPUs; the reference's is.
-    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(numbers), axis=0), LARGEST), SMALLEST_SCALE)
+    # The largest by its bits, among which NaN's are the largest: as a float it would be passed over.
+    largest = tl.max(tl.abs(numbers).to(tl.int32, bitcast=True), axis=0).to(tl.float32, bitcast=True)
+    scale = tl.div_rn(largest, LARGEST)
+    scale = tl.where(scale < SMALLEST_SCALE, SMALLEST_SCALE, scale)
     scaled = tl.div_rn(numbers, scale)
     scaled = round_to_multiple(scaled, 1.0) if values.dtype.element_ty == tl.int8 else round_to_fp8(scaled)
     tl.store(values + row * width + at, scaled.to(values.dtype.element_ty), mask=at < width)

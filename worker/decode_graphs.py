@@ -149,6 +149,10 @@ class DecodeGraphs:
 
     # ---- which graph ----
 
+    def holds(self, key: GraphKey) -> bool:
+        """Whether it is recorded."""
+        return key in self._graphs
+
     def find(self, plan: StepPlan) -> GraphKey | None:
         """The recorded graph that ``plan`` can be played back with; the smallest one that holds it."""
         num_seqs = plan.slots.size

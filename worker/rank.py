@@ -28,6 +28,8 @@ from .messages import SequenceUpdate
 from .model.config import ModelConfig
 from .model.device_limits import Device, check_device
 from .model.dtype import choose_dtype, speed_of_half
+from .model.partition import partition
+from .model.products import weight_forms
 from .model_runner import ModelRunner, follow
 from .policies import make_queue
 from .routing_hash import RoutingHasher
@@ -82,13 +84,14 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
     if device.type == "cuda" and not spec.enforce_eager:
         runner.use_graphs(CudaRecorder(device))
     if device.type == "cpu":
+        share = partition(config, meeting.size)[meeting.rank]
         warm_up(
             kernels,
-            num_query_heads=config.num_query_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_query_heads=len(share.query_heads),
+            num_kv_heads=len(share.kv_heads),
             head_dim=config.head_dim,
             vocab_size=config.vocab_size,
-            int8_weights=spec.quantization == "int8",
+            weight_forms=weight_forms(runner.placement),
             kv_dtype=runner.kv_dtype,
         )
     started = time.monotonic()

@@ -1,6 +1,7 @@
 """Every kernel's time, and its share of what this machine can do.
 
     python tests/bench/kernels.py [--device cpu|cuda] [--dtype float32|bfloat16|float16] [--threads N] [--tiny]
+                                  [--seconds N]
 
 The roofline is measured in the same run: the bandwidth at which a large array is read (its sum), and the rate of a
 large matrix product. A kernel's best possible time is the larger of its bytes over the one and its operations over the
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -37,31 +40,38 @@ BLOCK_SIZE = 16
 
 def main() -> None:
     args = parse_args()
+    end_s = time.monotonic() + args.seconds
     if args.device == "cpu":
         become_a_worker(args.threads)
     torch.set_num_threads(args.threads)
     if args.device != "cpu":
         # Not for a CPU: with a default device torch looks at every call, which takes longer than a small kernel.
         torch.set_default_device(args.device)
-    dtype = getattr(torch, args.dtype)
+    dtype = getattr(torch, args.dtype or ("bfloat16" if args.device == "cuda" else "float32"))
     kernels = select_kernels(torch.device(args.device))
     roofline = measure_roofline(dtype, tiny=args.tiny)
-    conditions = describe(args, kernels)
+    conditions = describe(args, dtype, kernels)
     print(conditions)
     print(f"roofline: {roofline.gb_per_s:.1f} GB/s read, {roofline.gflop_per_s:.0f} GFLOP/s")
     repeats = (0.01,) if args.tiny else ()
-    figures = [measure(work, roofline, *repeats) for work in all_works(kernels, dtype, args.device, tiny=args.tiny)]
     print(f"{'kernel':44} {'ms':>9} {'GB/s':>8} {'GFLOP/s':>9} {'of roofline':>11}")
-    for f in figures:
-        print(f"{f.name:44} {f.ms:9.4f} {f.gb_per_s:8.1f} {f.gflop_per_s:9.1f} {f.share:11.0%}")
-    print(json.dumps({"conditions": conditions, **asdict(roofline), "kernels": [asdict(f) for f in figures]}))
+    figures, left_out = [], []
+    for work in all_works(kernels, dtype, args.device, tiny=args.tiny):
+        if time.monotonic() > end_s:
+            left_out.append(work.name)
+            continue
+        f = measure(work, roofline, *repeats)
+        print(f"{f.name:44} {f.ms:9.4f} {f.gb_per_s:8.1f} {f.gflop_per_s:9.1f} {f.share:11.0%}", flush=True)
+        figures.append(asdict(f))
+    print(json.dumps({"conditions": conditions, **asdict(roofline), "kernels": figures, "left_out": left_out}))
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="bfloat16 on GPUs, float32 on CPUs")
     parser.add_argument("--tiny", action="store_true", help="a few small sizes, to see that everything runs")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no kernel begins later")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     return parser.parse_args()
 
@@ -72,11 +82,11 @@ def become_a_worker(num_threads: int) -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
 
 
-def describe(args: argparse.Namespace, kernels: Kernels) -> str:
+def describe(args: argparse.Namespace, dtype: torch.dtype, kernels: Kernels) -> str:
     cpu = f"{args.threads} threads, {torch.backends.cpu.get_cpu_capability()}"
     where = torch.cuda.get_device_name() if args.device == "cuda" else cpu
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
-    return f"{kernels.name} kernels, {args.dtype}, {where}, torch {torch.__version__}, {load}, SmolLM2-135M's sizes"
+    return f"{kernels.name} kernels, {str(dtype)[6:]}, {where}, torch {torch.__version__}, {load}, SmolLM2-135M's sizes"
 
 
 def all_works(kernels: Kernels, dtype: torch.dtype, device: str, *, tiny: bool) -> Iterator[Work]:

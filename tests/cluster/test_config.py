@@ -129,11 +129,21 @@ def test_utilization_is_refused_when_the_device_turns_out_to_be_a_cpu() -> None:
         config.for_device("cpu")
 
 
+def test_batch_invariance_is_refused_where_no_kernel_has_it() -> None:
+    config = ServeConfig.parse({"batch_invariant": True, "dtype": "bfloat16"})
+    assert config.for_device("cuda").batch_invariant
+    with pytest.raises(ConfigurationError, match=r"--batch-invariant does not go with --dtype bfloat16"):
+        config.for_device("cpu")
+    with pytest.raises(ConfigurationError, match=r"--tensor-parallel-size: must be at most 2 .* got 3"):
+        ServeConfig.parse({"batch_invariant": True, "tensor_parallel_size": 3})
+
+
 def test_the_workers_are_told() -> None:
     told = spec_of({"target_itl_ms": 50, "scheduling_policy": "fair", "max_output_tokens": 7, "max_queued_requests": 8})
     assert (told.target_itl_s, told.scheduling_policy) == (0.05, "fair")
     assert (told.max_output_tokens, told.max_queued_requests, told.max_queued_tokens) == (7, 8, None)
     assert spec_of({"enforce_eager": True}).enforce_eager
+    assert spec_of({"batch_invariant": True}).batch_invariant
     told = spec_of({"quantization": "fp8", "kv_cache_dtype": "int8"})
     assert (told.quantization, told.kv_cache_dtype) == ("fp8", "int8")
     told = spec_of({"max_queued_tokens": 9, "async_scheduling": False, "priority_aging_s": 5})
@@ -143,7 +153,7 @@ def test_the_workers_are_told() -> None:
 def test_the_workers_defaults_are_those_of_the_configuration() -> None:
     told, own = spec_of({}), {field.name: field.default for field in dataclasses.fields(WorkerSpec)}
     names = ["scheduling_policy", "target_itl_s", "priority_aging_s", "async_scheduling", "max_queued_tokens"]
-    names += ["enforce_eager", "quantization", "kv_cache_dtype"]
+    names += ["enforce_eager", "batch_invariant", "quantization", "kv_cache_dtype"]
     assert [getattr(told, name) for name in names] == [own[name] for name in names]
     assert told.gpu_memory_utilization == KvBudget().gpu_memory_utilization == 0.9
 

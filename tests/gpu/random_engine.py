@@ -109,13 +109,15 @@ class RandomRank:
             self.runner.use_graphs(recorder)
 
     def record(self, num_rows: int, seq_len: int) -> float:
-        """Record the graph for so many sequences up to this length; the seconds it took."""
+        """Record the graph for so many sequences up to this length; the seconds it took. RuntimeError if it failed."""
         graphs = self.runner.graphs
         assert graphs is not None
         size = next(size for size in graphs.sizes if size >= num_rows)
         context = next(context for context in graphs.contexts if context >= seq_len)
-        begin = time.perf_counter()
-        self.runner.capture(GraphKey(size, context), SingleProcess())
+        begin, key = time.perf_counter(), GraphKey(size, context)
+        self.runner.capture(key, SingleProcess())
+        if not graphs.holds(key):
+            raise RuntimeError(f"{key} could not be recorded")
         return time.perf_counter() - begin
 
     def executor(self) -> Executor:

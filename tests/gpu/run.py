@@ -7,6 +7,7 @@ out, and said to be. The last line is JSON with all figures; the exit code is 1 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -35,27 +36,31 @@ class Script:
     """Being ended for lack of time is no failure."""
     tiny: tuple[str, ...] | None = ("--tiny",)
     """What makes it small. None: not run then."""
+    needs: tuple[str, ...] = ()
+    """Packages without which it is left out."""
 
 
 def gpu_script(name: str, seconds: float) -> Script:
     return Script(name, seconds, (str(HERE / f"{name}.py"),))
 
 
-KERNEL_TESTS = ("-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir=tests/kernels")
+KERNEL_TESTS = ("-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir=tests/kernels", "-k", "triton")
+SUBJECTS = ("attention", "cache", "elementwise", "quantized_linear", "sample")
 SCRIPTS = (
     gpu_script("check_kernels", 130.0),
     gpu_script("engine_check", 60.0),
     gpu_script("attention_speed", 75.0),
     gpu_script("engine_speed", 130.0),
-    Script("kernels", 40.0, (str(ROOT / "tests" / "bench" / "kernels.py"),), takes_seconds=False),
+    Script("kernels", 40.0, (str(ROOT / "tests" / "bench" / "kernels.py"),)),
     # The tests of tests/kernels alone: those above them need all of Octavo.
     Script(
         "kernel tests",
         480.0,
-        (*KERNEL_TESTS, "-k", "triton and not test_triton", "tests/kernels"),
+        (*KERNEL_TESTS, *(f"tests/kernels/test_{subject}.py" for subject in SUBJECTS)),
         takes_seconds=False,
         may_be_cut=True,
         tiny=None,
+        needs=("pytest", "hypothesis"),
     ),
 )
 
@@ -78,6 +83,9 @@ def main() -> None:
     failed, left_out = [], []
     for script in SCRIPTS:
         if args.tiny and script.tiny is None:
+            continue
+        if missing := [name for name in script.needs if importlib.util.find_spec(name) is None]:
+            left_out.append(f"{script.name}: needs {', '.join(missing)}")
             continue
         left_s = args.seconds - (time.monotonic() - begin_s)
         if left_s < GRACE_S:

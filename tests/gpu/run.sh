@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks and times the kernels and the engine on one GPU, in under 8 minutes; the last line is JSON. Needs Python with
-# torch, triton, numpy and safetensors (pytest for the last part); no installed Octavo, no Ray. Run from
+# torch, triton, numpy and safetensors (pytest and hypothesis for the last part); no installed Octavo, no Ray. Run from
 # anywhere: tests/gpu/run.sh [--device cpu] [--tiny] [--seconds N]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

@@ -163,3 +163,14 @@ def test_a_row_does_not_depend_on_how_many_there_are(invariant_kernels: Kernels,
     for num_rows in (1, 3, 17):
         tolerance = 0.1 if kernels.name == "reference" else 0.0
         torch.testing.assert_close(product(x[:num_rows]), whole[:num_rows], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("digits", [1, 2])
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_a_number_that_is_none_spoils_its_own_row(num_rows: int, digits: int, kernels: Kernels) -> None:
+    """NaN must reach the logits, where it becomes an error; rounded, it would become some integer."""
+    x = randn(num_rows, 64)
+    x[0, 5] = torch.nan
+    product = kernels.prepare_linear(quantize_int8(randn(32, 64, seed=1), input_digits=digits))(x)
+    assert product[0].isnan().all()
+    assert product[1:].isfinite().all()

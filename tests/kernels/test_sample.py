@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from octavo.kernels import noise
+from octavo.kernels import cpu_sample_filter, noise
 from octavo.kernels.backend import Kernels, reference_kernels
 from octavo.kernels.sampling import Drawn, Penalties, SamplingTensors, TokenRuns
 
@@ -337,6 +338,13 @@ def test_nan_never_becomes_a_token(kernels: Kernels, temperature: float, paramet
     assert drawn.token_ids[:6].tolist() == [-1] * 6
     assert drawn.logprobs[:6].isnan().all()
     assert 0 <= int(drawn.token_ids[6]) < 1500
+
+
+def test_minus_infinity_has_a_bucket_of_top_ps_histogram() -> None:
+    """Written beyond it, a compiled kernel would spoil somebody else's memory."""
+    values = np.array([0.0, -1.0, -np.inf], np.float32)
+    threshold = cpu_sample_filter._top_p_threshold.py_func(values, np.empty_like(values), np.float32(0), 1.0, 1.2)
+    assert threshold == -1.0
 
 
 # ---- noise ----

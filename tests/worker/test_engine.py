@@ -358,6 +358,24 @@ def test_speeds_are_learned_from_steps() -> None:
     assert engine.speed.decode_step_s == pytest.approx(0.001)
 
 
+def test_a_step_that_was_held_up_teaches_no_speed() -> None:
+    bench = EngineBench()
+
+    class HeldUp(CountingModel):
+        def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
+            bench.now += 1.0
+            given: Future[StepResult] = Future()
+            given.set_result(replace(super().launch(plan, rows).result(), was_held_up=True))
+            return given
+
+    engine = Engine(bench.scheduler, HeldUp(), clock=lambda: bench.now, emit=lambda gateway, update: None)
+    engine.submit(request(prompt=range(41)))
+    engine.step()
+    engine.step()
+    assert (engine.speed.prefill_tokens_per_s, engine.speed.decode_step_s) == (0.0, 0.0)
+    assert engine.counters.num_steps == 2
+
+
 def test_a_failing_model_is_not_hidden() -> None:
     bench = EngineBench()
     bench.submit(request())

@@ -222,7 +222,8 @@ def test_an_idle_group_records_one_graph_a_beat_on_all_ranks(bench: Bench) -> No
 def test_under_load_a_graph_that_was_missed_is_recorded_every_so_many_steps(bench: Bench) -> None:
     bench.runner.missed_graphs = [GraphKey(2, 2048), GraphKey(1, 2048)]
     for step in range(2 * STEPS_BETWEEN_CAPTURES + 1):
-        bench.executor.launch(plan(step), [GREEDY]).result(LONG_S)
+        result = bench.executor.launch(plan(step), [GREEDY]).result(LONG_S)
+        assert result.was_held_up == (step in (STEPS_BETWEEN_CAPTURES, 2 * STEPS_BETWEEN_CAPTURES))
     places = [index for index, heard in enumerate(bench.ranks.heard) if heard == "capture"]
     assert places == [STEPS_BETWEEN_CAPTURES, 2 * STEPS_BETWEEN_CAPTURES + 1]
 

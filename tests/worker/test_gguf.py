@@ -153,9 +153,18 @@ def test_llama_3s_scaling_is_known_by_its_factors(tmp_path: Path) -> None:
     [
         ({f"{SCALING}.type": "longrope"}, "type is 'longrope'; known: none, linear, yarn"),
         ({f"{SCALING}.type": "yarn"}, r"lacks the key llama\.rope\.scaling\.factor"),
+        ({"llama.rope.dimension_count": 4}, r"llama\.rope\.dimension_count is 4.0; known: a whole head, 8"),
+        ({"llama.attention.key_length": "8"}, r"key_length is '8', expected a positive whole number"),
     ],
 )
-def test_rotary_scalings_that_are_not_known_are_named(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_the_keys_say_that_is_not_known_is_named(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", keys=keys)
     with pytest.raises(ConfigurationError, match=message):
+        resolve_model(str(tmp_path / "tiny.gguf"), cache_dir=tmp_path / "cache", report=quiet)
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.0", "blk.0.attn_q_norm.weight"])
+def test_tensors_that_a_llama_does_not_have_are_named(name: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", tensors={name: np.zeros(32, np.float32)})
+    with pytest.raises(ConfigurationError, match=f"tensor {name} is unknown in a Llama model"):
         resolve_model(str(tmp_path / "tiny.gguf"), cache_dir=tmp_path / "cache", report=quiet)

@@ -119,6 +119,17 @@ def test_which_matrices_are_packed() -> None:
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, r"layers of their own \(full_attention\)"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor is 0.25"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+        ({"rope_theta": 1.0}, "rope_theta is 1, expected more than 1"),
+        (
+            {"rope_scaling": {**LLAMA3, "type": "llama3", "low_freq_factor": 4.0}},
+            "high_freq_factor is 4, expected more t",
+        ),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a finite number"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', expected true or false"),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4, "modules_to_not_convert": 5}},
+            "modules_to_not_convert is 5, expected names",
+        ),
         ({"quantization_config": {"quant_method": "fp8"}}, "quant_method is 'fp8'; known: gptq, awq"),
         ({"quantization_config": "gptq"}, "quantization_config is 'gptq', expected a JSON object"),
         ({"attention_bias": True}, "attention_bias is True"),

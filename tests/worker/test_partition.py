@@ -63,6 +63,13 @@ def test_columns_that_share_a_scale_stay_together() -> None:
     assert [len(rank.mlp_columns) for rank in partition(grouped, 3)] == [576, 384, 384]
 
 
+def test_no_rank_is_left_without_two_columns_of_a_byte() -> None:
+    narrow = dataclasses.replace(SMOLLM2, intermediate_size=8, packing=Packing(PackingMethod.AWQ, None))
+    assert [len(rank.mlp_columns) for rank in partition(narrow, 3)] == [4, 2, 2]
+    with pytest.raises(ConfigurationError, match=r"is 5, but .* 4 groups of 2 MLP columns, .*the limit is 4"):
+        partition(narrow, 5)
+
+
 @given(
     kv_heads=st.integers(1, 12),
     group=st.integers(1, 8),

@@ -127,6 +127,7 @@ A_PACKED_MODEL = {"quantization_config": {"quant_method": "gptq", "bits": 4, "gr
         (Device("cpu"), "auto", "fp8", {}, r"fp8 needs a GPU of compute capability 8\.9 or more.* device is cpu"),
         (Device("cuda", "A100", (8, 0)), "auto", "fp8", {}, r"the device is A100, compute capability 8\.0, where int8"),
         (Device("cuda", "MI210", None, "gfx90a"), "auto", "fp8", {}, "the device is MI210, gfx90a, where int8 runs"),
+        (Device("cuda", "MI300X", None, "gfx942"), "auto", "fp8", {}, r"gfx95x, gfx12x; the device is MI300X, gfx942"),
         (Device("cpu"), "bfloat16", "int8", {}, "--dtype bfloat16 says nothing with --quantization int8"),
         (Device("cpu"), "auto", "int8", A_PACKED_MODEL, "is int8, but .* quantised already, as 4-bit GPTQ in g"),
         (Device("cuda"), "auto", None, A_PACKED_MODEL, "groups of 16 input channels; GPUs take multiples of 32"),
@@ -140,6 +141,6 @@ def test_what_a_device_cannot_run_is_refused_by_name(
         check_device(device, tiny_config(tmp_path, **changes), dtype=dtype, quantization=quantization)
 
 
-@pytest.mark.parametrize("device", [Device("cuda", "L4", (8, 9)), Device("cuda", "MI300X", None, "gfx942")])
+@pytest.mark.parametrize("device", [Device("cuda", "L4", (8, 9)), Device("cuda", "MI355X", None, "gfx950")])
 def test_gpus_that_multiply_fp8_may(device: Device, tmp_path: Path) -> None:
     check_device(device, tiny_config(tmp_path), dtype="auto", quantization="fp8")

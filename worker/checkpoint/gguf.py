@@ -49,6 +49,8 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 
+_HEADS, _KV_HEADS = "llama.attention.head_count", "llama.attention.head_count_kv"
+
 
 class GGUFFile:
     """Metadata and tensors of a GGUF file. Raises ConfigurationError when it cannot be read."""
@@ -69,6 +71,13 @@ class GGUFFile:
         value = self.get(key)
         if value is None:
             raise ConfigurationError(f"{self.path} lacks the key {key}")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Raises ConfigurationError for what is no positive number, as a list of one for each layer."""
+        value = self.require(key) if default is None else self.get(key, default)
+        if not isinstance(value, int) or value < 1:
+            raise ConfigurationError(f"{self.path}: {key} is {value!r}, expected a positive whole number")
         return value
 
     def tensor(self, name: str) -> NDArray[np.float32] | None:
@@ -104,19 +113,25 @@ def convert_gguf(source: Path, folder: Path, report: Report) -> None:
 
 def _write_config(file: GGUFFile, folder: Path) -> None:
     _refuse_what_is_not_read(file)
-    heads, hidden = file.require("llama.attention.head_count"), file.require("llama.embedding_length")
-    head_dim, special = file.get("llama.attention.key_length", hidden // heads), _special_token_ids(file)
+    heads, hidden, special = file.count(_HEADS), file.count("llama.embedding_length"), _special_token_ids(file)
+    if hidden % heads:
+        raise ConfigurationError(f"{file.path}: llama.embedding_length is {hidden}, not a multiple of {_HEADS} {heads}")
+    head_dim = file.count("llama.attention.key_length", hidden // heads)
+    if (rotated := file.get("llama.rope.dimension_count", head_dim)) != head_dim:
+        raise ConfigurationError(
+            f"{file.path}: llama.rope.dimension_count is {rotated}; known: a whole head, {head_dim}"
+        )
     config = LlamaConfig(
         architectures=["LlamaForCausalLM"],
         dtype="float32",
         vocab_size=len(file.require("tokenizer.ggml.tokens")),
         hidden_size=hidden,
-        intermediate_size=file.require("llama.feed_forward_length"),
-        num_hidden_layers=file.require("llama.block_count"),
+        intermediate_size=file.count("llama.feed_forward_length"),
+        num_hidden_layers=file.count("llama.block_count"),
         num_attention_heads=heads,
-        num_key_value_heads=file.get("llama.attention.head_count_kv", heads),
+        num_key_value_heads=file.count(_KV_HEADS, heads),
         head_dim=head_dim,
-        max_position_embeddings=file.require("llama.context_length"),
+        max_position_embeddings=file.count("llama.context_length"),
         rms_norm_eps=_shortest(file.require("llama.attention.layer_norm_rms_epsilon")),
         rope_parameters=rope_parameters(file, head_dim, file.tensor(FREQUENCY_FACTORS)),
         tie_word_embeddings="output.weight" not in file.tensor_names,
@@ -175,16 +190,21 @@ def _pre_tokenizer(file: GGUFFile) -> Any:
 
 
 def _weights(file: GGUFFile) -> dict[str, NDArray[np.float32]]:
-    heads = file.require("llama.attention.head_count")
-    heads_by_projection = {"attn_q": heads, "attn_k": file.get("llama.attention.head_count_kv", heads)}
+    heads = file.count(_HEADS)
+    heads_by_projection = {"q_proj": heads, "k_proj": file.count(_KV_HEADS, heads)}
     weights = {}
     for name, values in file.tensors():
         if name == FREQUENCY_FACTORS:  # config.json says what they mean
             continue
-        part = name.split(".")[2] if name.startswith("blk.") else name
-        if part in heads_by_projection:
-            values = _rotate_half_order(values, heads_by_projection[part])
-        weights[_hugging_face_name(file, name)] = np.ascontiguousarray(values)
+        new_name = _hugging_face_name(file, name)
+        if (num_heads := heads_by_projection.get(new_name.split(".")[-2])) is not None:
+            if values.ndim != 2 or values.shape[0] % (2 * num_heads):
+                raise ConfigurationError(
+                    f"{file.path}: tensor {name} has the shape {list(values.shape)}, whose rows are not those of "
+                    f"{num_heads} heads"
+                )
+            values = _rotate_half_order(values, num_heads)
+        weights[new_name] = np.ascontiguousarray(values)
     return weights
 
 
@@ -192,8 +212,8 @@ def _hugging_face_name(file: GGUFFile, name: str) -> str:
     parts = name.split(".")
     if name in _OUTSIDE_LAYERS:
         return _OUTSIDE_LAYERS[name]
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _IN_LAYER:
-        return f"model.layers.{parts[1]}.{_IN_LAYER[parts[2]]}.{parts[3]}"
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _IN_LAYER and parts[3] == "weight":
+        return f"model.layers.{parts[1]}.{_IN_LAYER[parts[2]]}.weight"
     raise ConfigurationError(f"{file.path}: tensor {name} is unknown in a Llama model")
 
 

@@ -11,7 +11,7 @@ from ..errors import ConfigurationError
 from . import embedded
 from .cache import Report, cached_folder, sha256_of
 
-_CONVERSION_FORMAT = 1
+_CONVERSION_FORMAT = 2
 """Counts the changes of what ``gguf.convert_gguf`` writes; a new number makes every converted folder anew."""
 
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.jinja", "*.txt"]

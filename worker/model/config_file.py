@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,8 @@ class ConfigFile:
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(f"{key} is {value!r}, expected a number" if value is not None else f"{key} is missing")
+        if not math.isfinite(value):
+            self.refuse(f"{key} is {value!r}, expected a finite number")
         if least is not None and value < least:
             self.refuse(f"{key} is {value!r}, expected at least {least:g}")
         return value

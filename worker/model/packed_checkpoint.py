@@ -104,16 +104,15 @@ class GptqMatrix(_PackedMatrix):
 
     def _permutation(self) -> Tensor | None:
         """The input channels in the order of their groups, int64 ``[in]``; None where they have it."""
-        if self._packing.group_size is None:
-            return None
+        size = len(self._share.columns) // len(self._groups)
         group_of = self._group_of - self._groups.start
-        expected = torch.arange(len(self._groups), device=self._device).repeat_interleave(self._group_size)
+        expected = torch.arange(len(self._groups), device=self._device).repeat_interleave(size)
         if torch.equal(group_of.long(), expected):
             return None
         order = group_of.argsort(stable=True)
         if not torch.equal(group_of[order].long(), expected):
             raise ConfigurationError(
-                f"{self._name}.g_idx does not give each group {self._group_size} of the input channels "
+                f"{self._name}.g_idx does not give each group {size} of the input channels "
                 f"{self._share.columns.start} to {self._share.columns.stop}"
             )
         return order

@@ -108,7 +108,8 @@ def _choice(source: ConfigFile, keys: tuple[str, ...], default: str, known: list
 def _names(source: ConfigFile, key: str) -> tuple[str, ...]:
     """A list of names, or a list of such lists, as one."""
     value = source.values.get(key) or []
-    names = [name for item in value for name in (item if isinstance(item, list) else [item])]
+    items = value if isinstance(value, list) else [None]
+    names: list[Any] = [name for item in items for name in (item if isinstance(item, list) else [item])]
     if not all(isinstance(name, str) for name in names):
         source.refuse(f"{key} is {value!r}, expected names of modules")
     return tuple(names)

@@ -38,6 +38,7 @@ def partition(config: ModelConfig, size: int) -> tuple[Partition, ...]:
     """What each of ``size`` ranks owns. Raises ConfigurationError when a rank would be left without work, or a group
     of input channels, which share a scale, would be cut in two."""
     check_size(config, size)
+    _check_columns(config, size)
     heads = _share_kv_heads(config, size) if size <= config.num_kv_heads else _replicate_kv_heads(config, size)
     if size > 1 and config.packing is not None and config.packing.group_size is not None:
         _check_groups(config, config.packing.group_size, config.packing.is_permuted, [query for query, _ in heads])
@@ -74,17 +75,22 @@ def _group_size(config: ModelConfig) -> int:
     return 1 if config.packing is None else config.packing.group_size or 2
 
 
+def _check_columns(config: ModelConfig, size: int) -> None:
+    group_size = _group_size(config)
+    num_groups = config.intermediate_size // group_size
+    if 1 < size > num_groups:
+        raise ConfigurationError(
+            f"--tensor-parallel-size is {size}, but the checkpoint has {num_groups} groups of {group_size} MLP "
+            f"columns, which cannot be cut; the limit is {num_groups}"
+        )
+
+
 def _check_groups(config: ModelConfig, group_size: int, is_permuted: bool, query_heads: list[range]) -> None:
     size = len(query_heads)
     if is_permuted:
         raise ConfigurationError(
             f"--tensor-parallel-size is {size}, but this checkpoint's groups of {group_size} input channels are "
             "scattered (desc_act), so that no rank can own whole groups; the limit is 1"
-        )
-    if size * group_size > config.intermediate_size:
-        raise ConfigurationError(
-            f"--tensor-parallel-size is {size}, but the checkpoint has {config.intermediate_size // group_size} groups "
-            f"of {group_size} MLP columns, which cannot be cut; the limit is {config.intermediate_size // group_size}"
         )
     for rank, heads in enumerate(query_heads):
         if heads.start * config.head_dim % group_size:

@@ -88,6 +88,21 @@ def quantized(weight: Weight, quantization: Quantization | None, input_digits: i
     return quantize_int8(weight, input_digits=input_digits) if quantization == "int8" else quantize_fp8(weight)
 
 
+def weight_forms(placement: Placement) -> list[Callable[[Tensor], Weight]]:
+    """What makes of a plain weight, whose inputs are a multiple of 128, each form that a model's products may have."""
+
+    def plain(weight: Tensor) -> Weight:
+        return quantized(weight.to(placement.matrix_dtype), placement.quantization)
+
+    return [plain] if placement.packing is None else [plain, _zeros_in_int4]
+
+
+def _zeros_in_int4(weight: Tensor) -> Int4Weight:
+    num_out, num_in = weight.shape
+    scales, minimums = weight.new_zeros(2, num_out, num_in // 128)
+    return Int4Weight(torch.zeros(num_out, num_in // 2, dtype=torch.uint8), scales, minimums)
+
+
 def fused(weights: Sequence[Weight]) -> list[Weight]:
     """The weights, with those that follow each other and have one form joined along ``out``."""
     runs: list[list[Weight]] = []

@@ -62,6 +62,8 @@ def _read(rope: ConfigFile, file: ConfigFile) -> RopeConfig:
     name = rope.values.get("rope_type", rope.values.get("type", "default"))
     kind = RopeType(rope.choice("rope_type", name, [member.value for member in RopeType]))
     theta = float(rope.number("rope_theta", default=10000.0))
+    if theta <= 1:
+        rope.refuse(f"rope_theta is {theta:g}, expected more than 1")
     trained = file.values.get("max_position_embeddings")
     if kind is RopeType.DEFAULT:
         return RopeConfig(theta)
@@ -72,14 +74,11 @@ def _read(rope: ConfigFile, file: ConfigFile) -> RopeConfig:
         return RopeConfig(theta, kind, factor)
     if kind is RopeType.DYNAMIC:  # the context that is stretched is the model's whole one
         return RopeConfig(theta, kind, factor, file.positive("max_position_embeddings"))
-    return RopeConfig(
-        theta,
-        kind,
-        factor,
-        rope.positive("original_max_position_embeddings", default=trained),
-        low_freq_factor=float(rope.number("low_freq_factor")),
-        high_freq_factor=float(rope.number("high_freq_factor")),
-    )
+    original = rope.positive("original_max_position_embeddings", default=trained)
+    low, high = float(rope.number("low_freq_factor")), float(rope.number("high_freq_factor"))
+    if high <= low:
+        rope.refuse(f"high_freq_factor is {high:g}, expected more than low_freq_factor, {low:g}")
+    return RopeConfig(theta, kind, factor, original, low_freq_factor=low, high_freq_factor=high)
 
 
 def _yarn(theta: float, rope: ConfigFile, file: ConfigFile) -> RopeConfig:
