@@ -23,7 +23,7 @@ setup: ## make .venv with everything in it
 serve: setup ## start a cluster with the embedded model on http://127.0.0.1:8000
 	@exec $(BIN)/octavo serve $(ARGS)
 
-test: setup ## check, triton, diff, then the tests that start clusters (25 minutes)
+test: setup ## check, triton, diff, then the tests that start clusters (27 minutes)
 	@.ci/suites test
 
 check: setup ## lint, format, types and unit tests, without Ray (3 minutes)
@@ -32,7 +32,7 @@ check: setup ## lint, format, types and unit tests, without Ray (3 minutes)
 triton: setup ## the GPU kernels without a GPU: interpreted, and compiled for every target (3 minutes)
 	@.ci/suites triton
 
-diff: setup ## random requests in a tiny KV pool against each of them alone (3 minutes)
+diff: setup ## random requests and operations in a tiny KV pool, each output against a run alone (5 minutes)
 	@.ci/suites diff
 
 lint: setup ## lint and types

@@ -75,6 +75,9 @@ def quantize_rows_kernel(
     tl.store(scales + row, scale)
     if RATIO > 0:
         unit = tl.div_rn(scale, RATIO)
+        # Read again: a wide row in registers twice would not fit.
+        numbers = tl.load(x + row * x_stride + at, mask=at < width, other=0.0).to(tl.float32)
+        scaled = round_to_multiple(tl.div_rn(numbers, scale), 1.0)
         rest = round_to_multiple(tl.div_rn(numbers - scaled * scale, unit), 1.0)
         tl.store(values + (num_rows + row) * width + at, rest.to(values.dtype.element_ty), mask=at < width)
         tl.store(scales + num_rows + row, unit)

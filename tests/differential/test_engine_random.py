@@ -3,7 +3,7 @@
 The rank below it keeps tokens (``fake_rank.py``): an output that is not the one of a run alone, or a position that does
 not read back its own prefix, shows a block shared wrongly, reused too early or not copied.
 
-A longer run: ``pytest tests/worker/test_engine_random.py --hypothesis-profile=long``.
+A longer run: ``pytest tests/differential/test_engine_random.py --hypothesis-profile=long``.
 """
 
 from __future__ import annotations
