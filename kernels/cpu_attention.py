@@ -1,6 +1,6 @@
 """Paged attention on CPUs: the kernel, what it calls for each model's sizes and stored dtype, and its call.
 
-See cpu_attention_plan.py for how the work is divided, cpu_attention_tiles.py for the arithmetic.
+See cpu_attention_plan.py for how the work is divided, cpu_attention_tiles.py for what the arithmetic works on.
 """
 
 # Kernels are compiled by their own type systems.
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import reference
 from .cpu_attention_plan import Scratch, build_work, call_work, make_plan, merge, scratch_sizes, tokens_of_block
+from .cpu_attention_softmax import LOG2_E
 from .cpu_attention_tiles import Batch
 from .cpu_numba import Kernel, claim_threads, compile_kernel, fingerprint
 from .cpu_vectors import FP8_UNIT
@@ -118,9 +119,9 @@ def paged_attention(
         block_size,
         block_tables.shape[1],
         max_seq_len if sliding_window is None else sliding_window,
-        scale * unit,
+        scale * unit * LOG2_E,
         unit,
-        0.0 if soft_cap is None else soft_cap,
+        0.0 if soft_cap is None else soft_cap * LOG2_E,
     )
     group, threads = query.shape[1] // num_kv_heads, claim_threads()
     sizes = scratch_sizes(

@@ -19,6 +19,9 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
+from .cpu_attention_in_place import in_place
+from .cpu_attention_packed import packed
+from .cpu_attention_softmax import power_of_two
 from .cpu_attention_tiles import (
     LINE,
     Batch,
@@ -26,14 +29,12 @@ from .cpu_attention_tiles import (
     Rows,
     buffer_floats,
     finish_rows,
-    in_place,
-    packed,
     place_buffers,
     round_up,
     start_rows,
 )
-from .cpu_numba import compile_callback, fast_exp, fingerprint, helper, pointer
-from .cpu_vectors import ROWS, fetch_and_increment
+from .cpu_numba import compile_callback, fingerprint, helper, pointer
+from .cpu_vectors import LANES, ROWS, fetch_and_increment
 
 SHORT_QUERY = 8
 """Most new tokens of a sequence whose K and V are read where they lie."""
@@ -41,8 +42,9 @@ SHORT_QUERY = 8
 SEGMENT = 512
 """Keys of a task of such a sequence: with 64 float32 each, 256 KiB, which take some ten µs."""
 
-PACKED_ROWS = 192
-"""Rows of a task of many tokens: packing a tile costs a few rows' work, and their sums fit a second-level cache."""
+PACKED_ROWS = 384
+"""Rows of a task of many tokens: packing a tile costs some ten rows' work, and with 64 float32 each they and their sums
+take 200 KiB of a second-level cache."""
 
 ENTRY = 7
 """int32 of the plan for a task of every KV head: sequence, first token, tokens, first key, end key, piece, pieces."""
@@ -80,7 +82,7 @@ def scratch_sizes(
         num_rows,
         LINE + round_up(entries * ENTRY, LINE),
         buffer_floats(num_rows, group, head_dim),
-        round_up(num_partial_rows * (head_dim + 2), LINE),
+        round_up(num_partial_rows * (head_dim + 1 + LANES), LINE),
         entries * num_kv_heads,
     )
 
@@ -164,11 +166,11 @@ def _rows_of(batch, entry, head):
 
 @helper
 def _partial_of(scratch, task, own, head_dim):
-    """A thread's own buffers, but for sums, which lie in a task's partial: ``[rows, D]`` and twice ``[rows]``."""
-    at, rows = scratch.partials_at + 4 * scratch.partial * task, scratch.partial // (head_dim + 2)
-    largest = at + 4 * rows * head_dim
-    total = largest + 4 * rows
-    return Buffers(own.query, at, largest, total, own.scores, own.k_scale, own.v_scale, own.tile, own.transposed)
+    """A thread's own buffers, but for sums: attended, total and bound lie in a task's partial, one after the other."""
+    at, rows = scratch.partials_at + 4 * scratch.partial * task, scratch.partial // (head_dim + 1 + LANES)
+    total = at + 4 * rows * head_dim
+    bound = total + 4 * rows * LANES
+    return Buffers(own.query, at, bound, total, own.scores, own.k_scale, own.v_scale, own.tile, own.transposed)
 
 
 @functools.cache
@@ -235,14 +237,15 @@ def merge(batch, scratch, num_entries, group, head_dim):
 
 @helper
 def _add_partial(first, other, row, head_dim):
-    largest = carray(pointer(first.largest + 4 * row), (1,), _f32)
-    other_largest = carray(pointer(other.largest + 4 * row), (1,), _f32)
-    new_largest = max(largest[0], other_largest[0])
-    factor, other_factor = fast_exp(largest[0] - new_largest), fast_exp(other_largest[0] - new_largest)
-    largest[0] = new_largest
-    total = carray(pointer(first.total + 4 * row), (1,), _f32)
-    other_total = carray(pointer(other.total + 4 * row), (1,), _f32)
-    total[0] = total[0] * factor + other_total[0] * other_factor
+    bound = carray(pointer(first.bound + 4 * row), (1,), _f32)
+    other_bound = carray(pointer(other.bound + 4 * row), (1,), _f32)
+    new_bound = max(bound[0], other_bound[0])
+    factor, other_factor = power_of_two(bound[0] - new_bound), power_of_two(other_bound[0] - new_bound)
+    bound[0] = new_bound
+    total = carray(pointer(first.total + 4 * row * LANES), (LANES,), _f32)
+    other_total = carray(pointer(other.total + 4 * row * LANES), (LANES,), _f32)
+    for lane in range(LANES):
+        total[lane] = total[lane] * factor + other_total[lane] * other_factor
     attended = carray(pointer(first.attended + 4 * row * head_dim), (head_dim,), _f32)
     other_attended = carray(pointer(other.attended + 4 * row * head_dim), (head_dim,), _f32)
     for d in range(head_dim):

@@ -7,12 +7,14 @@ after the other, so that weights come from memory, best of ten, in ms of process
     float32, F.linear      34 (34)   60 (70)   86 (78)   81 (99)   164 (229)   1154 (1631)
     float32, oneDNN        43 (43)   47 (56)   54 (66)   76 (89)   176 (236)   1060 (1680)
     FloatLinear            34 (32)   36 (34)   39 (48)   56 (66)   160 (217)   1097 (1801)
-    Int8Linear, tiles      10 (10)   11 (12)   20 (20)   36 (34)   208 (131)   1230 (1262)
-    Int8Linear, oneDNN     20        18        21        22         67          322
+    Int8Linear, tiles      11 (10)   12 (12)   19 (20)   38 (34)   121 (131)   1021 (1262)
+    Int8Linear, oneDNN     21        16        17        20        28          140
+    AmxInt8Linear          10        10        10        13        19          145
     HalfLinear, bfloat16   25        25        27        29         62          298
     Int4Linear             16        17                  33
 
-One copy of the weight serves all numbers of rows, but for int8, which where oneDNN has units for it has two.
+With few rows, products by int8 weights wait for memory: 106 MB at 10 GB/s. One copy of the weight serves all numbers of
+rows, but for int8 on processors that have byte products (VNNI) and no AMX: the tiles' and oneDNN's.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .cpu_amx import has_amx
+from .cpu_linear_amx import AmxInt8Linear
 from .cpu_linear_float import FloatLinear
 from .cpu_linear_int4 import Int4Linear
 from .cpu_linear_int8 import Int8Linear
@@ -48,6 +52,8 @@ def prepare_linear(weight: Weight, bias: Tensor | None = None) -> Callable[[Tens
 
 
 def _int8_linear(weight: Int8Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    if has_amx():
+        return AmxInt8Linear(weight, bias)
     if HAS_INT8_TILE:
         return Int8Linear(weight, bias)
     logger.warning("this processor has no AVX2: an int8 weight of %s is kept in float32", tuple(weight.values.shape))

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from numba import prange
 from torch import Tensor
 
 from .cpu_numba import Kernel, claim_threads, compile_kernel, fingerprint
-from .cpu_tiles import PANEL, TILE_ROWS, float_tile, rows_of_block, rows_of_tile
+from .cpu_tiles import PANEL, TILE_ROWS, float_tile, rows_of_block, rows_of_tile, take_tasks
 
 PARALLEL_PRODUCTS = 131_072
 """Fewer multiplications than this are done by the calling thread alone; see ``cpu_numba.PARALLEL_ELEMENTS``."""
@@ -24,23 +25,29 @@ def _build(parallel: bool) -> Kernel:
         workers = threads if parallel else 1
         block_rows = rows_of_block(rows, TILE_ROWS, panels, workers)
         tasks = -(-rows // block_rows) * panels
-        for worker in prange(workers):
-            for task in range(worker * tasks // workers, (worker + 1) * tasks // workers):
-                panel, begin = task % panels, task // panels * block_rows
-                end = min(begin + block_rows, rows)
-                tile_rows = rows_of_tile(end - begin, TILE_ROWS)
-                for row in range(begin, end, tile_rows):
-                    float_tile(
-                        min(tile_rows, end - row),
-                        x_at + row * x_stride,
-                        x_stride,
-                        panels_at + 4 * panel * depth * PANEL,
-                        depth,
-                        bias_at + 4 * panel * PANEL,
-                        0,
-                        out_at + 4 * (row * panels + panel) * PANEL,
-                        4 * panels * PANEL,
-                    )
+        taken = np.zeros(1, np.int64)
+        taken_at = taken.ctypes.data
+        for _worker in prange(workers):
+            first, last = take_tasks(taken_at, tasks, workers)
+            while first < last:
+                for task in range(first, last):
+                    panel, begin = task % panels, task // panels * block_rows
+                    end = min(begin + block_rows, rows)
+                    tile_rows = rows_of_tile(end - begin, TILE_ROWS)
+                    for row in range(begin, end, tile_rows):
+                        float_tile(
+                            min(tile_rows, end - row),
+                            x_at + row * x_stride,
+                            x_stride,
+                            panels_at + 4 * panel * depth * PANEL,
+                            depth,
+                            bias_at + 4 * panel * PANEL,
+                            0,
+                            out_at + 4 * (row * panels + panel) * PANEL,
+                            4 * panels * PANEL,
+                        )
+                first, last = take_tasks(taken_at, tasks, workers)
+        return taken[0]  # which lives until here
 
     return compile_kernel(product, parallel=parallel, exact=True)
 

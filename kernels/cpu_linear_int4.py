@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .cpu_linear_float import as_rows, bias_of, finished, to_panels
 from .cpu_numba import Kernel, claim_threads, compile_kernel, fingerprint
-from .cpu_tiles import PANEL, TILE_ROWS, float_tile, rows_of_block, rows_of_tile, widen_int4
+from .cpu_tiles import PANEL, TILE_ROWS, float_tile, rows_of_block, rows_of_tile, take_tasks, widen_int4
 from .quantized import Int4Weight
 
 PARALLEL_PRODUCTS = 131_072
@@ -32,34 +32,40 @@ def _build(parallel: bool) -> Kernel:
         block_rows = rows_of_block(rows, TILE_ROWS, panels, workers)
         tasks = -(-rows // block_rows) * panels
         out_stride = 4 * panels * PANEL
-        for worker in prange(workers):
+        taken = np.zeros(1, np.int64)
+        taken_at = taken.ctypes.data
+        for _worker in prange(workers):
             wide = np.empty((size, PANEL), np.float32)
-            for task in range(worker * tasks // workers, (worker + 1) * tasks // workers):
-                panel, begin = task % panels, task // panels * block_rows
-                end = min(begin + block_rows, rows)
-                tile_rows = rows_of_tile(end - begin, TILE_ROWS)
-                for group in range(groups):
-                    place = panel * groups + group
-                    widen_int4(
-                        codes_at + place * (size // 2) * PANEL,
-                        size // 2,
-                        scales_at + 4 * place * PANEL,
-                        minimums_at + 4 * place * PANEL,
-                        wide.ctypes.data,
-                    )
-                    for row in range(begin, end, tile_rows):
-                        to = out_at + row * out_stride + 4 * panel * PANEL
-                        float_tile(
-                            min(tile_rows, end - row),
-                            x_at + row * x_stride + 4 * group * size,
-                            x_stride,
+            first, last = take_tasks(taken_at, tasks, workers)
+            while first < last:
+                for task in range(first, last):
+                    panel, begin = task % panels, task // panels * block_rows
+                    end = min(begin + block_rows, rows)
+                    tile_rows = rows_of_tile(end - begin, TILE_ROWS)
+                    for group in range(groups):
+                        place = panel * groups + group
+                        widen_int4(
+                            codes_at + place * (size // 2) * PANEL,
+                            size // 2,
+                            scales_at + 4 * place * PANEL,
+                            minimums_at + 4 * place * PANEL,
                             wide.ctypes.data,
-                            size,
-                            to if group else bias_at + 4 * panel * PANEL,
-                            out_stride if group else 0,
-                            to,
-                            out_stride,
                         )
+                        for row in range(begin, end, tile_rows):
+                            to = out_at + row * out_stride + 4 * panel * PANEL
+                            float_tile(
+                                min(tile_rows, end - row),
+                                x_at + row * x_stride + 4 * group * size,
+                                x_stride,
+                                wide.ctypes.data,
+                                size,
+                                to if group else bias_at + 4 * panel * PANEL,
+                                out_stride if group else 0,
+                                to,
+                                out_stride,
+                            )
+                first, last = take_tasks(taken_at, tasks, workers)
+        return taken[0]  # which lives until here
 
     return compile_kernel(product, parallel=parallel, exact=True)
 

@@ -1,8 +1,8 @@
 """Matrix products by int8 weights on CPUs: inputs quantised token by token, sums exact in int32 ("W8A8").
 
-Two ways with equal results. Few rows are bound by reading the weight, which the tiles of cpu_tiles.py do with the
-least around it. For more, oneDNN has the byte products (VNNI) and matrix units (AMX) of newer processors. Without
-those its byte products saturate at 16 bits, and the tiles do it all.
+For processors without AMX (with it, see cpu_linear_amx.py). Two ways with equal results. Few rows are bound by reading
+the weight, which the tiles of cpu_tiles.py do with the least around it. For more, oneDNN has the byte products of newer
+processors (VNNI). Without those it saturates at 16 bits, and the tiles do it all.
 """
 
 # Kernels are compiled by their own type systems.
@@ -15,20 +15,11 @@ import torch
 from numba import carray, prange
 from torch import Tensor
 
-from .cpu_linear_float import as_rows, bias_of, finished, padded
-from .cpu_numba import (
-    PARALLEL_ELEMENTS,
-    Kernel,
-    claim_threads,
-    compile_kernel,
-    exact_helper,
-    fingerprint,
-    largest_magnitude,
-    pointer,
-)
-from .cpu_tiles import INT8_DEPTH, INT8_PANEL, INT8_TILE_ROWS, int8_tile, rows_of_block, rows_of_tile
-from .kv_cache import SMALLEST_SCALE
-from .quantized import DIGIT_RATIO, LARGEST_INT8, Int8Weight
+from .cpu_linear_float import as_rows, bias_of, padded
+from .cpu_numba import PARALLEL_ELEMENTS, Kernel, claim_threads, compile_kernel, exact_helper, fingerprint, pointer
+from .cpu_quantize import QUANTIZE, DigitSum, quantize_rest, quantize_row
+from .cpu_tiles import INT8_DEPTH, INT8_PANEL, INT8_TILE_ROWS, int8_tile, rows_of_block, rows_of_tile, take_tasks
+from .quantized import Int8Weight
 
 PARALLEL_PRODUCTS = 524_288
 """Fewer multiplications than this are done by the calling thread alone; see ``cpu_numba.PARALLEL_ELEMENTS``."""
@@ -40,31 +31,6 @@ TILED_ROWS = 12
 """Up to so many rows the tiles are faster than oneDNN."""
 
 _f32 = np.float32
-_LARGEST, _SMALLEST_SCALE, _RATIO = _f32(LARGEST_INT8), _f32(SMALLEST_SCALE), _f32(DIGIT_RATIO)
-
-
-@exact_helper
-def _quantize_row(x, out):
-    """The scale; ``out`` is filled up with zeros. Of a row with NaN the scale is NaN, and so is its product."""
-    scale = largest_magnitude(x) / _LARGEST
-    if scale < _SMALLEST_SCALE:
-        scale = _SMALLEST_SCALE
-    for i in range(x.size):
-        out[i] = np.int32(np.rint(x[i] / scale))
-    for i in range(x.size, out.size):
-        out[i] = 0
-    return scale
-
-
-@exact_helper
-def _quantize_rest(x, scale, first, out):
-    """The second digits of a row, see ``Int8Weight.input_digits``; their scale."""
-    unit = scale / _RATIO
-    for i in range(x.size):
-        out[i] = np.int32(np.rint((x[i] - scale * np.float32(first[i])) / unit))
-    for i in range(x.size, out.size):
-        out[i] = 0
-    return unit
 
 
 @exact_helper
@@ -86,52 +52,38 @@ def _build_product(parallel: bool) -> Kernel:
         for worker in prange(quantizers):
             for row in range(worker, tokens, quantizers):
                 x = carray(pointer(x_at + row * x_stride), (width,), _f32)
-                x_scales[row] = _quantize_row(x, quantized[row])
+                x_scales[row] = quantize_row(x, quantized[row])
                 if digits == 2:
                     rest = tokens + row
-                    x_scales[rest] = _quantize_rest(x, x_scales[row], quantized[row], quantized[rest])
+                    x_scales[rest] = quantize_rest(x, x_scales[row], quantized[row], quantized[rest])
         block_rows = rows_of_block(rows, INT8_TILE_ROWS, panels, workers)
         tasks = -(-rows // block_rows) * panels
-        for worker in prange(workers):
-            for task in range(worker * tasks // workers, (worker + 1) * tasks // workers):
-                panel, begin = task % panels, task // panels * block_rows
-                end = min(begin + block_rows, rows)
-                tile_rows = rows_of_tile(end - begin, INT8_TILE_ROWS)
-                for row in range(begin, end, tile_rows):
-                    int8_tile(
-                        min(tile_rows, end - row),
-                        quantized.ctypes.data + 2 * row * depth,
-                        2 * depth,
-                        x_scales.ctypes.data + 4 * row,
-                        panels_at + panel * depth * INT8_PANEL,
-                        depth,
-                        scales_at + 4 * panel * INT8_PANEL,
-                        bias_at + 4 * panel * INT8_PANEL,
-                        out_at + 4 * (row * panels + panel) * INT8_PANEL,
-                        4 * panels * INT8_PANEL,
-                    )
+        taken = np.zeros(1, np.int64)
+        taken_at = taken.ctypes.data
+        for _worker in prange(workers):
+            first, last = take_tasks(taken_at, tasks, workers)
+            while first < last:
+                for task in range(first, last):
+                    panel, begin = task % panels, task // panels * block_rows
+                    end = min(begin + block_rows, rows)
+                    tile_rows = rows_of_tile(end - begin, INT8_TILE_ROWS)
+                    for row in range(begin, end, tile_rows):
+                        int8_tile(
+                            min(tile_rows, end - row),
+                            quantized.ctypes.data + 2 * row * depth,
+                            2 * depth,
+                            x_scales.ctypes.data + 4 * row,
+                            panels_at + panel * depth * INT8_PANEL,
+                            depth,
+                            scales_at + 4 * panel * INT8_PANEL,
+                            bias_at + 4 * panel * INT8_PANEL,
+                            out_at + 4 * (row * panels + panel) * INT8_PANEL,
+                            4 * panels * INT8_PANEL,
+                        )
+                first, last = take_tasks(taken_at, tasks, workers)
+        return taken[0]  # which lives until here
 
     return compile_kernel(product, parallel=parallel, exact=True)
-
-
-def _build_quantize(parallel: bool) -> Kernel:
-    sources = fingerprint(__file__)
-
-    def quantize(x_at, x_stride, tokens, digits, width, out_at, scales_at, threads):
-        _ = sources  # for the cache's key
-        scales = carray(pointer(scales_at), (digits * tokens,), _f32)
-        workers = threads if parallel else 1
-        for worker in prange(workers):
-            for row in range(worker, tokens, workers):
-                x = carray(pointer(x_at + row * x_stride), (width,), _f32)
-                first = carray(pointer(out_at + row * width), (width,), np.int8)
-                scales[row] = _quantize_row(x, first)
-                if digits == 2:
-                    rest = tokens + row
-                    second = carray(pointer(out_at + rest * width), (width,), np.int8)
-                    scales[rest] = _quantize_rest(x, scales[row], first, second)
-
-    return compile_kernel(quantize, parallel=parallel)
 
 
 def _build_finish(parallel: bool) -> Kernel:
@@ -150,7 +102,6 @@ def _build_finish(parallel: bool) -> Kernel:
 
 
 _PRODUCT = {parallel: _build_product(parallel) for parallel in (False, True)}
-_QUANTIZE = {parallel: _build_quantize(parallel) for parallel in (False, True)}
 _FINISH = {parallel: _build_finish(parallel) for parallel in (False, True)}
 
 
@@ -158,17 +109,15 @@ class Int8Linear:
     """``x [T, in] -> [T, out]``, see ``reference.prepare_linear``; a row's product does not depend on other rows."""
 
     def __init__(self, weight: Int8Weight, bias: Tensor | None = None) -> None:
-        self._out, num_in = weight.values.shape
         self._panels = _to_pairs(weight.values)
         self._num_panels, self._size = self._panels.shape[0], self._panels.numel()
         self._scales = padded(weight.scales.float(), INT8_PANEL)
+        self._sum = DigitSum(weight, bias)
         self._digits = weight.input_digits
-        # With two digits the bias is added to the sum of both.
-        self._bias = bias_of(self._out, bias if self._digits == 1 else None, INT8_PANEL)
-        self._late_bias = bias if self._digits == 2 else None
+        self._bias = bias_of(self._sum.num_out, self._sum.early_bias, INT8_PANEL)
         depth = 2 * self._panels.shape[1]
         at = self._scales.data_ptr(), self._bias.data_ptr()
-        self._weight_at = num_in, self._panels.data_ptr(), depth, self._num_panels, *at
+        self._weight_at = weight.values.shape[1], self._panels.data_ptr(), depth, self._num_panels, *at
         self._packed = OneDnnInt8(weight) if has_byte_products() else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -176,19 +125,12 @@ class Int8Linear:
         num_tokens = rows.shape[0]
         num_rows = self._digits * num_tokens
         if self._packed is not None and num_rows > TILED_ROWS:
-            return self._finished(self._packed(rows, self._bias), x)
+            return self._sum(self._packed(rows, self._bias), x)
         out = rows.new_empty((num_rows, self._num_panels * INT8_PANEL))
         threads = 1 if num_rows * self._size < PARALLEL_PRODUCTS else claim_threads()
         at = rows.data_ptr(), 4 * rows.stride(0), num_tokens, self._digits
         _PRODUCT[threads > 1](*at, *self._weight_at, out.data_ptr(), threads)
-        return self._finished(out, x)
-
-    def _finished(self, out: Tensor, x: Tensor) -> Tensor:
-        if self._digits == 1:
-            return finished(out, self._out, x)
-        first, second = out.view(2, -1, out.shape[1])
-        total = finished(first.add_(second), self._out, x)
-        return total if self._late_bias is None else total + self._late_bias.to(total.dtype)
+        return self._sum(out, x)
 
 
 class OneDnnInt8:
@@ -205,8 +147,8 @@ class OneDnnInt8:
         num_rows = self._digits * num_tokens
         values, x_scales = x.new_empty((num_rows, width), dtype=torch.int8), x.new_empty(num_rows)
         threads = _threads_for(x.numel())
-        to = values.data_ptr(), x_scales.data_ptr(), threads
-        _QUANTIZE[threads > 1](x.data_ptr(), 4 * x.stride(0), num_tokens, self._digits, width, *to)
+        to = values.data_ptr(), width, x_scales.data_ptr(), threads
+        QUANTIZE[threads > 1](x.data_ptr(), 4 * x.stride(0), num_tokens, self._digits, width, *to)
         out: Tensor = torch.ops.onednn.qlinear_pointwise(
             values, 1.0, 0, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
@@ -217,7 +159,7 @@ class OneDnnInt8:
 
 
 def has_byte_products() -> bool:
-    """Whether oneDNN multiplies bytes fast and exactly here: with VNNI or AMX."""
+    """Whether oneDNN multiplies bytes fast and exactly here: with VNNI."""
     supported = getattr(torch.cpu, "_is_vnni_supported", None)
     return bool(supported and supported()) and hasattr(torch.ops.onednn, "qlinear_pointwise")
 

@@ -21,7 +21,7 @@ def vector_of(element: Any, lanes: int) -> Any:
     return ir.VectorType(element, lanes)
 
 
-def constant(element: Any, lanes: int, value: int) -> Any:
+def constant(element: Any, lanes: int, value: float) -> Any:
     """A vector of one number."""
     return ir.Constant(vector_of(element, lanes), [value] * lanes)
 

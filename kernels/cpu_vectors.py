@@ -40,7 +40,8 @@ from .cpu_llvm import (
 )
 
 _WIDE = FEATURES.get("avx512f", False)
-_MOST_LANES = 16 if _WIDE else 8
+LANES = 16 if _WIDE else 8
+"""float32 in the processor's widest vector."""
 _ACCUMULATORS = 24 if _WIDE else 12
 """Vectors of sums: of 32 or 16 registers, those that hold no operand."""
 ROWS = 6
@@ -49,7 +50,7 @@ FP8_UNIT = 256.0
 
 
 def _lanes(width: int) -> int:
-    return next(lanes for lanes in (16, 8, 4) if lanes <= _MOST_LANES and width % lanes == 0)
+    return next(lanes for lanes in (16, 8, 4) if lanes <= LANES and width % lanes == 0)
 
 
 def _load(builder: Any, base: Any, index: int, lanes: int, kind: str = "float32") -> Any:
@@ -69,14 +70,18 @@ def _store(builder: Any, value: Any, base: Any, index: int) -> None:
     store(builder, value, plus(builder, base, 4 * index))
 
 
-def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a × b + c in one rounding where the processor can."""
     name = f"llvm.fmuladd.v{a.type.count}f32"
     function_type = ir.FunctionType(a.type, [a.type] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), [a, b, c])
 
 
-def _fold(builder: Any, combine: Callable[[Any, Any], Any], vector: Any, lanes: int) -> Any:
+def larger(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def fold(builder: Any, combine: Callable[[Any, Any], Any], vector: Any, lanes: int) -> Any:
     """A vector's parts of ``lanes``, combined."""
     while vector.type.count > lanes:
         half = vector.type.count // 2
@@ -95,10 +100,10 @@ def _pair_sums(builder: Any, a: Any, b: Any) -> Any:
 def _sum_each(builder: Any, vectors: list[Any]) -> Any:
     """The sums of one vector, or of four vectors, over their lanes."""
     if len(vectors) == 1:
-        return _fold(builder, builder.fadd, vectors[0], 1)
+        return fold(builder, builder.fadd, vectors[0], 1)
     a, b, c, d = vectors
     pairs = _pair_sums(builder, _pair_sums(builder, a, b), _pair_sums(builder, c, d))
-    return _fold(builder, builder.fadd, pairs, 4)
+    return fold(builder, builder.fadd, pairs, 4)
 
 
 def _literals(*arguments: Any) -> list[Any]:
@@ -126,7 +131,7 @@ def dot_rows(
                 for n in range(num_columns):
                     right = _load(builder, b, n * width + at, lanes, kind)
                     for m in range(len(rows)):
-                        sums[m][n] = _multiply_add(builder, left[m], right, sums[m][n])
+                        sums[m][n] = multiply_add(builder, left[m], right, sums[m][n])
             for row, of_row in zip(rows, sums, strict=True):
                 _store(builder, _sum_each(builder, of_row), out, row * stride)
         return context.get_dummy_value()
@@ -142,35 +147,59 @@ def add_product(
     num_rows, width, kind = _literals(M, WIDTH, KIND)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = _lanes(width)
-        for first in range(0, num_rows, ROWS):
-            rows = range(first, min(first + ROWS, num_rows))
-            columns = lanes * max(1, _ACCUMULATORS // len(rows))
-            for at in range(0, width, columns):
-                _add_block(builder, arguments, rows, range(at, min(at + columns, width), lanes), lanes, width, kind)
+        _product(builder, arguments[:5], num_rows, width, width, kind, from_zero=False)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5, M, WIDTH, KIND), generate
 
 
-def _add_block(builder: Any, arguments: Any, rows: range, columns: range, lanes: int, width: int, kind: str) -> None:
-    a, a_stride, b, depth, c = arguments[:5]
+@intrinsic(prefer_literal=True)
+def set_product(
+    typing_context: Any, a_at: Any, a_stride: Any, b_at: Any, depth: Any, c_at: Any, M: Any, WIDTH: Any, STRIDE: Any
+) -> Any:
+    """``c = a b``, all float32, of the first WIDTH columns of b ``[depth, STRIDE]`` and c ``[M, STRIDE]``."""
+    num_rows, width, stride = _literals(M, WIDTH, STRIDE)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _product(builder, arguments[:5], num_rows, width, stride, "float32", from_zero=True)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5, M, WIDTH, STRIDE), generate
+
+
+def _product(
+    builder: Any, operands: Any, num_rows: int, width: int, stride: int, kind: str, *, from_zero: bool
+) -> None:
+    lanes = _lanes(width)
+    for first in range(0, num_rows, ROWS):
+        rows = range(first, min(first + ROWS, num_rows))
+        columns = lanes * max(1, _ACCUMULATORS // len(rows))
+        for at in range(0, width, columns):
+            places = [(row, column) for row in rows for column in range(at, min(at + columns, width), lanes)]
+            _product_block(builder, operands, places, lanes, stride, kind, from_zero)
+
+
+def _product_block(
+    builder: Any, operands: Any, places: list[tuple[int, int]], lanes: int, stride: int, kind: str, from_zero: bool
+) -> None:
+    a, a_stride, b, depth, c = operands
     size = 4 if kind == "float32" else 1
-    places = [(row, column) for row in rows for column in columns]
+    rows, columns = (list(dict.fromkeys(numbers)) for numbers in zip(*places, strict=True))
     sums = {place: cgutils.alloca_once(builder, ir.VectorType(F32, lanes)) for place in places}
     for row, column in places:
-        builder.store(_load(builder, c, row * width + column, lanes), sums[row, column])
+        first = constant(F32, lanes, 0) if from_zero else _load(builder, c, row * stride + column, lanes)
+        builder.store(first, sums[row, column])
     of_row = {row: builder.add(a, builder.mul(a_stride, I64(4 * row))) for row in rows}
     with cgutils.for_range(builder, depth) as loop:
-        b_row = builder.add(b, builder.mul(loop.index, I64(size * width)))
+        b_row = builder.add(b, builder.mul(loop.index, I64(size * stride)))
         right = {column: _load(builder, b_row, column, lanes, kind) for column in columns}
         for row in rows:
             left = splat(builder, load(builder, builder.add(of_row[row], builder.mul(loop.index, I64(4))), F32), lanes)
             for column in columns:
                 place = sums[row, column]
-                builder.store(_multiply_add(builder, left, right[column], builder.load(place)), place)
+                builder.store(multiply_add(builder, left, right[column], builder.load(place)), place)
     for row, column in places:
-        _store(builder, builder.load(sums[row, column]), c, row * width + column)
+        _store(builder, builder.load(sums[row, column]), c, row * stride + column)
 
 
 @intrinsic(prefer_literal=True)
@@ -193,21 +222,19 @@ def largest_of(typing_context: Any, at: Any, WIDTH: Any) -> Any:
     (width,) = _literals(WIDTH)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        def larger(a: Any, b: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-        lanes = _lanes(width)
+        lanes, pick = _lanes(width), functools.partial(larger, builder)
         vectors = [_load(builder, arguments[0], index, lanes) for index in range(0, width, lanes)]
-        vector = _fold(builder, larger, functools.reduce(larger, vectors), 1)
+        vector = fold(builder, pick, functools.reduce(pick, vectors), 1)
         return builder.extract_element(vector, I32(0))
 
     return types.float32(types.int64, WIDTH), generate
 
 
 @intrinsic(prefer_literal=True)
-def transpose(typing_context: Any, source_at: Any, target_at: Any, HEIGHT: Any, WIDTH: Any) -> Any:
-    """``target[w, h] = source[h, w]``, float32: each round shuffles a square's rows as cards, half into half."""
-    height, width = _literals(HEIGHT, WIDTH)
+def transpose(typing_context: Any, source_at: Any, target_at: Any, HEIGHT: Any, WIDTH: Any, STRIDE: Any) -> Any:
+    """``target[w, h] = source[h, w]``, float32, target's rows STRIDE apart: each round shuffles a square's rows as
+    cards, half into half."""
+    height, width, stride = _literals(HEIGHT, WIDTH, STRIDE)
     lanes = min(_lanes(height), _lanes(width))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -217,15 +244,15 @@ def transpose(typing_context: Any, source_at: Any, target_at: Any, HEIGHT: Any, 
             cgutils.for_range(builder, I64(width // lanes)) as right,
         ):
             corner = builder.add(builder.mul(down.index, I64(width)), right.index)
-            turned = builder.add(builder.mul(right.index, I64(height)), down.index)
+            turned = builder.add(builder.mul(right.index, I64(stride)), down.index)
             source_corner = builder.add(source, builder.mul(corner, I64(4 * lanes)))
             target_corner = builder.add(target, builder.mul(turned, I64(4 * lanes)))
             rows = [_load(builder, source_corner, row * width, lanes) for row in range(lanes)]
             for row, vector in enumerate(_turn(builder, rows)):
-                _store(builder, vector, target_corner, row * height)
+                _store(builder, vector, target_corner, row * stride)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, HEIGHT, WIDTH), generate
+    return types.void(types.int64, types.int64, HEIGHT, WIDTH, STRIDE), generate
 
 
 def _turn(builder: Any, rows: list[Any]) -> list[Any]:

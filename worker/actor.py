@@ -11,6 +11,7 @@ import logging
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -71,7 +72,8 @@ class Worker:
         meeting = Rendezvous(
             host, port, self._rank, spec.tensor_parallel_size, timeout_s=spec.startup_timeout_s, listen_fd=listen_fd
         )
-        self._loaded = await asyncio.to_thread(load, spec, meeting)
+        with ThreadPoolExecutor(1) as loader:
+            self._loaded = await asyncio.get_running_loop().run_in_executor(loader, load, spec, meeting)
         if self._rank > 0:
             self._start_following()
         return {
@@ -179,8 +181,9 @@ class Worker:
         router: Any = None
         me = ray.get_runtime_context().current_actor
         while True:
+            has_news = await loop.has_news(due_s - time.monotonic())
             metrics_due = time.monotonic() >= due_s
-            if loop.has_news or metrics_due:
+            if has_news or metrics_due:
                 report = loop.take_report(metrics_due=metrics_due)
                 try:
                     router = router or await asyncio.to_thread(

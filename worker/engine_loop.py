@@ -79,6 +79,7 @@ class EngineLoop:
         """None asks for nothing, and wakes the thread."""
         self._loop = asyncio.get_running_loop()
         self._news: dict[str, asyncio.Event] = {}
+        self._reportable = asyncio.Event()
         self._emitted: list[tuple[str, SequenceUpdate]] = []
         """Updates of the step or call under way; a gateway sees them together or not at all."""
         self._taken: list[Request] = []
@@ -173,9 +174,12 @@ class EngineLoop:
             self._book.metrics_due = self._book.metrics_due or metrics_due
             return self._book.take()
 
-    @property
-    def has_news(self) -> bool:
-        """There is something to report besides the passing of time."""
+    async def has_news(self, timeout_s: float) -> bool:
+        """Whether there is something to report besides the passing of time; waits up to ``timeout_s`` for it."""
+        self._reportable.clear()
+        if not self._book.has_news:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._reportable.wait(), timeout_s)
         return self._book.has_news
 
     def report_arrived(self, report: GroupReport, *, wants_snapshot: bool) -> None:
@@ -318,8 +322,9 @@ class EngineLoop:
             for gateway_id, update in emitted:
                 self._outbox.put(gateway_id, update)
             self._book.collect(self._engine)
-        if emitted:
-            self._tell(self._wake, {gateway_id for gateway_id, _ in emitted})
+            reportable = self._book.has_news
+        if emitted or reportable:
+            self._tell(self._wake, {gateway_id for gateway_id, _ in emitted}, reportable)
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to be told
@@ -327,10 +332,12 @@ class EngineLoop:
 
     # ---- back in the event loop ----
 
-    def _wake(self, gateway_ids: set[str]) -> None:
+    def _wake(self, gateway_ids: set[str], reportable: bool) -> None:
         for gateway_id in gateway_ids:
             if event := self._news.get(gateway_id):
                 event.set()
+        if reportable:
+            self._reportable.set()
 
     def _forget(self, gateway_id: str) -> None:
         self._news.pop(gateway_id, None)
@@ -339,4 +346,4 @@ class EngineLoop:
         if self._failure is not None:
             self._failed.set()
         self._over.set()
-        self._wake(set(self._news))
+        self._wake(set(self._news), reportable=True)

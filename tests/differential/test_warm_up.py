@@ -15,9 +15,11 @@ from octavo.kernels import (
     cpu_attention,
     cpu_cache,
     cpu_elementwise,
+    cpu_linear_amx,
     cpu_linear_float,
     cpu_linear_int4,
     cpu_linear_int8,
+    cpu_quantize,
     cpu_sample,
 )
 from octavo.kernels.backend import cpu_kernels
@@ -35,9 +37,11 @@ KERNELS = (
     cpu_attention,
     cpu_cache,
     cpu_elementwise,
+    cpu_linear_amx,
     cpu_linear_float,
     cpu_linear_int4,
     cpu_linear_int8,
+    cpu_quantize,
     cpu_sample,
 )
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.kernels.backend import Kernels
+from octavo.kernels.backend import Kernels, reference_kernels
 from octavo.kernels.kv_cache import KVCache
 from octavo.kernels.triton_attention_launch import Shape, choose_launches, choose_num_splits
 from octavo.kernels.triton_device import Device
@@ -122,6 +122,21 @@ def test_a_long_prompt_beside_decodes_and_a_chunk(kernels: Kernels, batch_maker:
     torch.testing.assert_close(batch.attend(kernels).double(), batch.expected, atol=2e-5, rtol=0)
 
 
+def test_a_prompt_much_longer_than_its_window(kernels: Kernels, batch_maker: MakeBatch) -> None:
+    """There are tiles of keys that only some rows of a tile of queries see."""
+    batch = batch_maker([(70, 150)], num_kv_heads=1, sliding_window=20)
+    torch.testing.assert_close(batch.attend(kernels).double(), batch.expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("seq", [(150, 1), (100, 60)])
+def test_scores_far_apart(kernels: Kernels, batch_maker: MakeBatch, seq: tuple[int, int]) -> None:
+    """One key outweighs all before it, again and again along the sequence."""
+    batch = batch_maker([seq], num_kv_heads=1)
+    apart = replace(batch, scale=40 * batch.scale)
+    expected = apart.attend(reference_kernels())
+    torch.testing.assert_close(apart.attend(kernels), expected, atol=1e-3, rtol=0)
+
+
 def test_rows_of_no_sequence_are_left_alone(kernels: Kernels, batch_maker: MakeBatch) -> None:
     batch = batch_maker([(20, 1), (0, 3)], num_padding_rows=5)
     out = torch.full_like(batch.query, 7.0)
@@ -177,7 +192,7 @@ def test_chunks_of_a_prompt_give_what_it_gives_whole(invariant_kernels: Kernels,
 
 
 def test_two_threads_give_the_same(kernels: Kernels, batch_maker: MakeBatch) -> None:
-    batch = batch_maker([(n * 17, 1) for n in range(6)])
+    batch = batch_maker([*((n * 17, 1) for n in range(6)), (40, 90)])
     alone = batch.attend(kernels)
     torch.set_num_threads(2)
     torch.testing.assert_close(batch.attend(kernels), alone, atol=1e-6, rtol=0)

@@ -15,21 +15,33 @@ from octavo.kernels import (
     cpu_attention,
     cpu_cache,
     cpu_elementwise,
+    cpu_linear_amx,
     cpu_linear_float,
     cpu_linear_int4,
     cpu_linear_int8,
+    cpu_quantize,
     cpu_sample,
 )
 from octavo.kernels.cpu_numba import fingerprint
 
-TABLES = [cpu_attention, cpu_elementwise, cpu_linear_float, cpu_linear_int4, cpu_linear_int8, cpu_sample]
+TABLES = [
+    cpu_attention,
+    cpu_elementwise,
+    cpu_linear_amx,
+    cpu_linear_float,
+    cpu_linear_int4,
+    cpu_linear_int8,
+    cpu_quantize,
+    cpu_sample,
+]
 
 
 def kernels_of(module: ModuleType) -> Iterator[Any]:
-    """Those of the tables by ``parallel``."""
+    """Those of its tables by ``parallel``."""
     for value in vars(module).values():
         if isinstance(value, dict):
-            yield from (kernel for kernel in value.values() if isinstance(kernel, Dispatcher))
+            dispatchers = (kernel for kernel in value.values() if isinstance(kernel, Dispatcher))
+            yield from (kernel for kernel in dispatchers if kernel.py_func.__module__ == module.__name__)
 
 
 def closed_over(kernel: Any) -> list[Any]:

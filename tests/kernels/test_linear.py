@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels import cpu_linear_int8, reference
+from octavo.kernels import cpu_linear, cpu_linear_int8, reference
 from octavo.kernels.backend import Kernels, cpu_kernels
 from octavo.kernels.cpu_linear import prepare_linear
 from octavo.kernels.cpu_linear_int8 import Int8Linear, has_byte_products
@@ -84,6 +84,11 @@ def test_int8_by_tiles_and_by_onednn_is_bit_equal(monkeypatch: pytest.MonkeyPatc
     product = Int8Linear(weight, bias)(x)
     monkeypatch.setattr(cpu_linear_int8, "has_byte_products", lambda: False)
     assert torch.equal(product, Int8Linear(weight, bias)(x))
+
+
+def test_int8_without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_linear, "has_amx", lambda: False)
+    assert isinstance(prepare_linear(quantize_int8(torch.randn(10, 10))), Int8Linear)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
