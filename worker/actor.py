@@ -72,7 +72,7 @@ class Worker:
         meeting = Rendezvous(
             host, port, self._rank, spec.tensor_parallel_size, timeout_s=spec.startup_timeout_s, listen_fd=listen_fd
         )
-        with ThreadPoolExecutor(1) as loader:
+        with ThreadPoolExecutor(1) as loader:  # whose OpenMP threads end with it, see cpu_environment
             self._loaded = await asyncio.get_running_loop().run_in_executor(loader, load, spec, meeting)
         if self._rank > 0:
             self._start_following()
