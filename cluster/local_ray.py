@@ -28,11 +28,6 @@ LEFTOVER_S = 10.0
 """How long processes may take to end by themselves when Ray has been shut down."""
 
 
-CONTROL_LOOP_S = "0.25"
-"""Between two rounds of Serve's controller, which at its default of 0.1 takes 3.6 % of a core from the workers while
-nothing happens. A dead group's successor starts so much later; who is dead, the router knows by itself."""
-
-
 def free_ports(count: int) -> list[int]:
     """Different TCP ports that are free at the moment."""
     with contextlib.ExitStack() as stack:
@@ -71,7 +66,6 @@ def own_ray_environment(scratch: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": CONTROL_LOOP_S,
         "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -181,9 +181,8 @@ class Worker:
         router: Any = None
         me = ray.get_runtime_context().current_actor
         while True:
-            has_news = await loop.has_news(due_s - time.monotonic())
             metrics_due = time.monotonic() >= due_s
-            if has_news or metrics_due:
+            if loop.has_news or metrics_due:
                 report = loop.take_report(metrics_due=metrics_due)
                 try:
                     router = router or await asyncio.to_thread(

@@ -79,7 +79,6 @@ class EngineLoop:
         """None asks for nothing, and wakes the thread."""
         self._loop = asyncio.get_running_loop()
         self._news: dict[str, asyncio.Event] = {}
-        self._reportable = asyncio.Event()
         self._emitted: list[tuple[str, SequenceUpdate]] = []
         """Updates of the step or call under way; a gateway sees them together or not at all."""
         self._taken: list[Request] = []
@@ -174,12 +173,9 @@ class EngineLoop:
             self._book.metrics_due = self._book.metrics_due or metrics_due
             return self._book.take()
 
-    async def has_news(self, timeout_s: float) -> bool:
-        """Whether there is something to report besides the passing of time; waits up to ``timeout_s`` for it."""
-        self._reportable.clear()
-        if not self._book.has_news:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._reportable.wait(), timeout_s)
+    @property
+    def has_news(self) -> bool:
+        """There is something to report besides the passing of time."""
         return self._book.has_news
 
     def report_arrived(self, report: GroupReport, *, wants_snapshot: bool) -> None:
@@ -322,9 +318,8 @@ class EngineLoop:
             for gateway_id, update in emitted:
                 self._outbox.put(gateway_id, update)
             self._book.collect(self._engine)
-            reportable = self._book.has_news
-        if emitted or reportable:
-            self._tell(self._wake, {gateway_id for gateway_id, _ in emitted}, reportable)
+        if emitted:
+            self._tell(self._wake, {gateway_id for gateway_id, _ in emitted})
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to be told
@@ -332,12 +327,10 @@ class EngineLoop:
 
     # ---- back in the event loop ----
 
-    def _wake(self, gateway_ids: set[str], reportable: bool) -> None:
+    def _wake(self, gateway_ids: set[str]) -> None:
         for gateway_id in gateway_ids:
             if event := self._news.get(gateway_id):
                 event.set()
-        if reportable:
-            self._reportable.set()
 
     def _forget(self, gateway_id: str) -> None:
         self._news.pop(gateway_id, None)
@@ -346,4 +339,4 @@ class EngineLoop:
         if self._failure is not None:
             self._failed.set()
         self._over.set()
-        self._wake(set(self._news), reportable=True)
+        self._wake(set(self._news))

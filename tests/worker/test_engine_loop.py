@@ -316,13 +316,13 @@ async def test_reports_tell_what_happened_until_they_arrive(bench: Bench) -> Non
     bench.loop.submit(request())
     await bench.collect("g")
     await bench.loop.ask(lambda engine: None)
-    assert await bench.loop.has_news(0.0)
+    assert bench.loop.has_news
     report = bench.loop.take_report(metrics_due=False)
     (progress,) = report.progress
     assert (progress.request_id, progress.prefilled, progress.finished) == ("r", True, True)
     assert report.metrics
     bench.loop.report_arrived(report, wants_snapshot=False)
-    assert not await bench.loop.has_news(0.0)
+    assert not bench.loop.has_news
     bench.loop.report_arrived(report, wants_snapshot=True)
     await bench.loop.ask(lambda engine: None)
     (message,) = bench.loop.take_report(metrics_due=True).events
