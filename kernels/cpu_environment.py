@@ -14,8 +14,8 @@ def cpu_environment(num_threads: int) -> dict[str, str]:
       process has it. ``passive`` lets waiting threads sleep. 30 layers of SmolLM2-135M at 16 sequences on two cores
       which other processes used as well: 95 ms, against 1,170 ms with the default and 1,780 ms with numba's own
       ``workqueue`` layer. On an idle machine it would cost 10 to 25 µs a region, which a spin of at most 0.3 ms saves;
-      beside one or two other busy processes it makes no clear difference. libgomp spins only in a process that has no more
-      threads in its pools than it may use: each thread that opens parallel regions, and lives, has a pool of its own.
+      beside one or two other busy processes it makes no clear difference. libgomp spins only in a process that has no
+      more threads in its pools than it may use: each thread that opens parallel regions, and lives, has its own pool.
     """
     return {
         "OMP_NUM_THREADS": str(num_threads),

@@ -11,7 +11,7 @@ from numba import prange
 from torch import Tensor
 
 from .cpu_numba import Kernel, claim_threads, compile_kernel, fingerprint
-from .cpu_tiles import PANEL, TILE_ROWS, float_tile, rows_of_block, rows_of_tile, take_tasks
+from .cpu_tiles import PANEL, TILE_ROWS, float_tile, place_of_task, rows_of_block, take_tasks
 
 PARALLEL_PRODUCTS = 131_072
 """Fewer multiplications than this are done by the calling thread alone; see ``cpu_numba.PARALLEL_ELEMENTS``."""
@@ -31,9 +31,7 @@ def _build(parallel: bool) -> Kernel:
             first, last = take_tasks(taken_at, tasks, workers)
             while first < last:
                 for task in range(first, last):
-                    panel, begin = task % panels, task // panels * block_rows
-                    end = min(begin + block_rows, rows)
-                    tile_rows = rows_of_tile(end - begin, TILE_ROWS)
+                    panel, begin, end, tile_rows = place_of_task(task, panels, block_rows, rows, TILE_ROWS)
                     for row in range(begin, end, tile_rows):
                         float_tile(
                             min(tile_rows, end - row),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .cpu_linear_float import as_rows, bias_of, finished, to_panels
 from .cpu_numba import Kernel, claim_threads, compile_kernel, fingerprint
-from .cpu_tiles import PANEL, TILE_ROWS, float_tile, rows_of_block, rows_of_tile, take_tasks, widen_int4
+from .cpu_tiles import PANEL, TILE_ROWS, float_tile, place_of_task, rows_of_block, take_tasks, widen_int4
 from .quantized import Int4Weight
 
 PARALLEL_PRODUCTS = 131_072
@@ -39,9 +39,7 @@ def _build(parallel: bool) -> Kernel:
             first, last = take_tasks(taken_at, tasks, workers)
             while first < last:
                 for task in range(first, last):
-                    panel, begin = task % panels, task // panels * block_rows
-                    end = min(begin + block_rows, rows)
-                    tile_rows = rows_of_tile(end - begin, TILE_ROWS)
+                    panel, begin, end, tile_rows = place_of_task(task, panels, block_rows, rows, TILE_ROWS)
                     for group in range(groups):
                         place = panel * groups + group
                         widen_int4(

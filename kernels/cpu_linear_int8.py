@@ -18,7 +18,7 @@ from torch import Tensor
 from .cpu_linear_float import as_rows, bias_of, padded
 from .cpu_numba import PARALLEL_ELEMENTS, Kernel, claim_threads, compile_kernel, exact_helper, fingerprint, pointer
 from .cpu_quantize import QUANTIZE, DigitSum, quantize_rest, quantize_row
-from .cpu_tiles import INT8_DEPTH, INT8_PANEL, INT8_TILE_ROWS, int8_tile, rows_of_block, rows_of_tile, take_tasks
+from .cpu_tiles import INT8_DEPTH, INT8_PANEL, INT8_TILE_ROWS, int8_tile, place_of_task, rows_of_block, take_tasks
 from .quantized import Int8Weight
 
 PARALLEL_PRODUCTS = 524_288
@@ -64,9 +64,7 @@ def _build_product(parallel: bool) -> Kernel:
             first, last = take_tasks(taken_at, tasks, workers)
             while first < last:
                 for task in range(first, last):
-                    panel, begin = task % panels, task // panels * block_rows
-                    end = min(begin + block_rows, rows)
-                    tile_rows = rows_of_tile(end - begin, INT8_TILE_ROWS)
+                    panel, begin, end, tile_rows = place_of_task(task, panels, block_rows, rows, INT8_TILE_ROWS)
                     for row in range(begin, end, tile_rows):
                         int8_tile(
                             min(tile_rows, end - row),

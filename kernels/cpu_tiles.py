@@ -71,6 +71,14 @@ def rows_of_tile(rows, tile_rows):
 
 
 @helper
+def place_of_task(task, panels, block_rows, rows, tile_rows):
+    """Of a task: its panel, its rows from the first up to the last, which is not among them, and those of a tile."""
+    begin = task // panels * block_rows
+    end = min(begin + block_rows, rows)
+    return task % panels, begin, end, rows_of_tile(end - begin, tile_rows)
+
+
+@helper
 def take_tasks(taken_at, tasks, workers):
     """The next tasks for a thread, from the first up to the last, which is not among them; first >= last at the end.
 
