@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from . import reference
 from .kv_cache import KVCache, KVPool
 from .quantized import Weight
 from .sampling import Drawn, SamplingTensors
+
+if TYPE_CHECKING:  # it imports numba, which GPUs do without
+    from .cpu_program import Team
 
 
 class PagedAttention(Protocol):
@@ -67,6 +70,16 @@ class Kernels:
     sample: Callable[[Tensor, SamplingTensors], Drawn]
     prepare_linear: PrepareLinear
     """Packs a weight once for many products; what a layer calls afterwards."""
+    team: Team | None = None
+    """On CPUs, what runs the kernels: it can record them."""
+
+    def join_columns(self, parts: Sequence[Tensor]) -> Tensor:
+        """``[T, n]`` of each → ``[T, sum of n]``."""
+        return torch.cat(list(parts), dim=-1) if self.team is None else self.team.join_columns(parts)
+
+    def between(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """``function(x)``, which works in place or gives a new tensor, between kernels."""
+        return function(x) if self.team is None else self.team.between(function, x)
 
 
 def reference_kernels() -> Kernels:
@@ -89,19 +102,22 @@ def reference_kernels() -> Kernels:
 def cpu_kernels() -> Kernels:
     """numba and oneDNN."""
     from . import cpu_attention, cpu_cache, cpu_elementwise, cpu_linear, cpu_sample
+    from .cpu_program import Team
 
+    team = Team()
     return Kernels(
         name="cpu",
-        write_kv=cpu_cache.write_kv,
-        paged_attention=cpu_attention.paged_attention,
+        write_kv=partial(cpu_cache.write_kv, team),
+        paged_attention=partial(cpu_attention.paged_attention, team),
         copy_blocks=cpu_cache.copy_blocks,
-        rms_norm=cpu_elementwise.rms_norm,
-        rotary=cpu_elementwise.rotary,
-        silu_mul=cpu_elementwise.silu_mul,
-        gelu_mul=cpu_elementwise.gelu_mul,
-        gelu_erf_mul=cpu_elementwise.gelu_erf_mul,
+        rms_norm=partial(cpu_elementwise.rms_norm, team),
+        rotary=partial(cpu_elementwise.rotary, team),
+        silu_mul=partial(cpu_elementwise.silu_mul, team),
+        gelu_mul=partial(cpu_elementwise.gelu_mul, team),
+        gelu_erf_mul=partial(cpu_elementwise.gelu_erf_mul, team),
         sample=cpu_sample.sample,
-        prepare_linear=cpu_linear.prepare_linear,
+        prepare_linear=partial(cpu_linear.prepare_linear, team),
+        team=team,
     )
 
 

@@ -9,17 +9,18 @@ See cpu_attention_plan.py for how the work is divided, cpu_attention_tiles.py fo
 from __future__ import annotations
 
 import functools
+from typing import Any
 
-import numpy as np
 import torch
-from numba import prange
 from torch import Tensor
 
 from . import reference
-from .cpu_attention_plan import Scratch, build_work, call_work, make_plan, merge, scratch_sizes, tokens_of_block
+from .cpu_attention_plan import AttentionPlanner, Planned, Scratch, build_work, call_work, merge
 from .cpu_attention_softmax import LOG2_E
-from .cpu_attention_tiles import Batch
-from .cpu_numba import Kernel, claim_threads, compile_kernel, fingerprint
+from .cpu_attention_tiles import NO_WINDOW, Batch
+from .cpu_numba import fingerprint, helper
+from .cpu_program import BatchSizes, Step, Team
+from .cpu_team import compile_step, float_of_word, note_done, take, word_of_float, words
 from .cpu_vectors import FP8_UNIT
 from .kv_cache import KVCache
 
@@ -30,48 +31,52 @@ PARALLEL_PAIRS = 512
 """Pairs of a token and a key, over all KV heads, below which waking other threads costs more than they bring."""
 
 
-def _build(parallel: bool) -> Kernel:
-    sources = fingerprint(__file__)
-
-    def attention(
-        threads,
-        work_at,
-        group,
-        head_dim,
-        block,
-        num_rows,
-        plan_at,
-        buffers_at,
-        buffer_size,
-        partials_at,
-        partial_size,
-        *batch,
-    ):
-        _ = sources  # for the cache's key
-        call = Batch(*batch)
-        scratch = Scratch(num_rows, plan_at, buffers_at, buffer_size, partials_at, partial_size)
-        num_entries, pairs = make_plan(call, plan_at, block)
-        tasks = num_entries * call.num_kv_heads
-        if parallel and pairs * call.num_kv_heads >= PARALLEL_PAIRS:
-            for worker in prange(threads):
-                call_work(work_at, call, scratch, np.int64(worker), tasks)
-        else:
-            call_work(work_at, call, scratch, np.int64(0), tasks)
-        merge(call, scratch, num_entries, group, head_dim)
-
-    return compile_kernel(attention, parallel=parallel)
-
-
-_ATTENTION = {parallel: _build(parallel) for parallel in (False, True)}
+@helper
+def _read(words_at, call_at):
+    """What changes from call to call, and what the steps of a layer work on."""
+    planned = Planned(*words(call_at + 8, 13))
+    scale, unit, soft_cap = words(words_at + 80, 3)
+    numbers = float_of_word(scale), float_of_word(unit), float_of_word(soft_cap)
+    batch = Batch(*planned[:5], *words(words_at, 10), *numbers)  # type: ignore[call-arg]
+    return planned, batch, Scratch(*planned[7:])
 
 
 @functools.cache
-def _work(group: int, head_dim: int, kind: str) -> tuple[int, int, int, int]:
-    """The kernel's second to fifth argument."""
-    return build_work(head_dim, group, kind).address, group, head_dim, tokens_of_block(group)
+def _attend() -> Any:
+    sources = fingerprint(__file__)
+
+    def attend(words_at, call_at, tally_at, member, team):
+        _ = sources  # for the cache's key
+        planned, batch, scratch = _read(words_at, call_at)
+        tasks = planned.num_entries * batch.num_kv_heads
+        call_work(words(words_at + 104, 1)[0], batch, scratch, member, tasks, tally_at)
+        return tasks
+
+    return compile_step(attend)
+
+
+@functools.cache
+def _merge() -> Any:
+    sources = fingerprint(__file__)
+
+    def merge_all(words_at, call_at, tally_at, member, team):
+        _ = sources  # for the cache's key
+        planned, batch, scratch = _read(words_at, call_at)
+        if planned.pieces == 1:
+            return 0
+        group, head_dim = words(words_at + 112, 2)
+        first, last = take(tally_at, planned.num_entries, 1)
+        while first < last:
+            merge(batch, scratch, first, group, head_dim)
+            note_done(tally_at, first, last)
+            first, last = take(tally_at, planned.num_entries, 1)
+        return planned.num_entries
+
+    return compile_step(merge_all)
 
 
 def paged_attention(
+    team: Team,
     query: Tensor,
     cache: KVCache,
     block_tables: Tensor,
@@ -86,9 +91,9 @@ def paged_attention(
     out: Tensor | None = None,
 ) -> Tensor:
     """See ``reference.paged_attention``, which takes what is not float32; query may be a slice of rows."""
-    out = torch.empty(query.shape, dtype=query.dtype) if out is None else out
     num_kv_heads, block_size, head_dim = cache.key.shape[1:]
     if query.dtype != torch.float32 or cache.key.dtype not in STORED or head_dim % 4 != 0:
+        team.must_not_record(f"attention in {query.dtype} to {cache.key.dtype}, heads of {head_dim}")
         return reference.paged_attention(
             query,
             cache,
@@ -102,36 +107,22 @@ def paged_attention(
             soft_cap=soft_cap,
             out=out,
         )
+    out = team.empty(*query.shape) if out is None else out
     unit = FP8_UNIT if cache.key.dtype == torch.float8_e4m3fn else 1.0
-    batch = Batch(
-        query.data_ptr(),
-        query.stride(0),
-        cache.key.data_ptr(),
-        cache.value.data_ptr(),
-        0 if cache.key_scale is None else cache.key_scale.data_ptr(),
-        0 if cache.value_scale is None else cache.value_scale.data_ptr(),
-        block_tables.data_ptr(),
-        seq_lens.data_ptr(),
-        query_start_loc.data_ptr(),
-        out.data_ptr(),
-        block_tables.shape[0],
-        num_kv_heads,
-        block_size,
-        block_tables.shape[1],
-        max_seq_len if sliding_window is None else sliding_window,
-        scale * unit * LOG2_E,
-        unit,
-        0.0 if soft_cap is None else soft_cap * LOG2_E,
+    group, window = query.shape[1] // num_kv_heads, NO_WINDOW if sliding_window is None else sliding_window
+    scales = (0 if tensor is None else tensor.data_ptr() for tensor in (cache.key_scale, cache.value_scale))
+    at = query.data_ptr(), query.stride(0), cache.key.data_ptr(), cache.value.data_ptr(), *scales, out.data_ptr()
+    numbers = scale * unit * LOG2_E, unit, 0.0 if soft_cap is None else soft_cap * LOG2_E
+    work = build_work(head_dim, group, str(cache.key.dtype).removeprefix("torch."))
+    own = *at, num_kv_heads, block_size, window, *map(word_of_float, numbers), work.address, group, head_dim
+    tables = block_tables.data_ptr(), seq_lens.data_ptr(), query_start_loc.data_ptr()
+    team.run(
+        [Step(_attend().address, own), Step(_merge().address, own)],
+        query.shape[0],
+        planned=(
+            AttentionPlanner(*tables, num_kv_heads, group, head_dim, window),
+            BatchSizes(query.shape[0], block_tables.shape[0], max_query_len, max_seq_len, block_tables.shape[1]),
+        ),
+        is_small=query.shape[0] * max_seq_len * num_kv_heads < PARALLEL_PAIRS,
     )
-    group, threads = query.shape[1] // num_kv_heads, claim_threads()
-    sizes = scratch_sizes(
-        query.shape[0], max_query_len, block_tables.shape[0], max_seq_len, num_kv_heads, group, head_dim
-    )
-    memory = torch.empty(sizes.plan + threads * sizes.buffers + sizes.num_partials * sizes.partial)
-    plan_at = memory.data_ptr()
-    buffers_at = plan_at + 4 * sizes.plan
-    partials_at = buffers_at + 4 * threads * sizes.buffers
-    work = _work(group, head_dim, str(cache.key.dtype).removeprefix("torch."))
-    scratch = sizes.num_rows, plan_at, buffers_at, sizes.buffers, partials_at, sizes.partial
-    _ATTENTION[threads > 1](threads, *work, *scratch, *batch)
     return out

@@ -12,12 +12,15 @@ threads.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
+from torch import Tensor
 
 from .cpu_attention_in_place import in_place
 from .cpu_attention_packed import packed
@@ -33,8 +36,10 @@ from .cpu_attention_tiles import (
     round_up,
     start_rows,
 )
-from .cpu_numba import compile_callback, fingerprint, helper, pointer
-from .cpu_vectors import LANES, ROWS, fetch_and_increment
+from .cpu_numba import Kernel, compile_callback, compile_kernel, fingerprint, helper, pointer
+from .cpu_program import BatchSizes
+from .cpu_team import note_done, take
+from .cpu_vectors import LANES, ROWS
 
 SHORT_QUERY = 8
 """Most new tokens of a sequence whose K and V are read where they lie."""
@@ -62,7 +67,6 @@ class Sizes(NamedTuple):
     num_rows: int
     """The most of a task."""
     plan: int
-    """With the counter of tasks taken before it, in a line of its own."""
     buffers: int
     """Of one thread."""
     partial: int
@@ -80,7 +84,7 @@ def scratch_sizes(
     num_partial_rows = round_up(min(max_query_len, SHORT_QUERY) * group, ROWS)
     return Sizes(
         num_rows,
-        LINE + round_up(entries * ENTRY, LINE),
+        round_up(entries * ENTRY, LINE),
         buffer_floats(num_rows, group, head_dim),
         round_up(num_partial_rows * (head_dim + 1 + LANES), LINE),
         entries * num_kv_heads,
@@ -88,7 +92,7 @@ def scratch_sizes(
 
 
 class Scratch(NamedTuple):
-    """Addresses and sizes of a call's scratch memory; see ``Sizes``."""
+    """Addresses and sizes of a call's scratch memory; see ``Sizes``. The last of ``Planned``."""
 
     num_rows: Any
     plan_at: Any
@@ -103,47 +107,107 @@ _WORK_ARGUMENTS = (
     types.NamedUniTuple(types.int64, len(Scratch._fields), Scratch),
     types.int64,
     types.int64,
+    types.int64,
 )
 
 
-@helper
-def make_plan(batch, plan_at, block):
-    """Returns the number of entries, and pairs of a token and a key, for each KV head. The longest tasks come first."""
-    carray(pointer(plan_at), (1,), np.int64)[0] = 0
-    lens = carray(pointer(batch.lens_at), (batch.num_seqs,), np.int32)
-    starts = carray(pointer(batch.starts_at), (batch.num_seqs + 1,), np.int32)
-    num, pairs = np.int64(0), np.int64(0)
-    for seq in range(batch.num_seqs):
-        tokens = np.int64(starts[seq + 1] - starts[seq])
-        if tokens > SHORT_QUERY:
-            before = np.int64(lens[seq]) - tokens
-            for index in range((tokens - 1) // block + 1):
-                first = (tokens - 1) // block * block - index * block
-                size = min(block, tokens - first)
-                first_key = max(0, before + first + 1 - batch.window)
-                end_key = before + first + size
-                _enter(plan_at, num, seq, first, size, first_key, end_key, np.int64(0), np.int64(1))
-                num += 1
-                pairs += size * (end_key - first_key)
-    for seq in range(batch.num_seqs):
-        tokens = np.int64(starts[seq + 1] - starts[seq])
-        if 0 < tokens <= SHORT_QUERY:
-            end = np.int64(lens[seq])
-            first_key = max(0, end - tokens + 1 - batch.window)
-            skipped = first_key // SEGMENT
-            pieces = (end - 1) // SEGMENT + 1 - skipped
-            pairs += tokens * (end - first_key)
-            for piece in range(pieces):
-                segment_end = min(end, (skipped + piece + 1) * SEGMENT)
-                _enter(plan_at, num, seq, np.int64(0), tokens, first_key, segment_end, piece, pieces)
-                first_key = segment_end
-                num += 1
-    return num, pairs
+def _build_make_plan() -> Kernel:
+    sources = fingerprint(__file__)
+
+    def make_plan(lens_at, starts_at, num_seqs, window, plan_at, block):
+        """Returns the number of entries, and the most pieces of a sequence. The longest tasks come first."""
+        _ = sources  # for the cache's key
+        lens = carray(pointer(lens_at), (num_seqs,), np.int32)
+        starts = carray(pointer(starts_at), (num_seqs + 1,), np.int32)
+        num, most = np.int64(0), np.int64(1)
+        for seq in range(num_seqs):
+            tokens = np.int64(starts[seq + 1] - starts[seq])
+            if tokens > SHORT_QUERY:
+                before = np.int64(lens[seq]) - tokens
+                for index in range((tokens - 1) // block + 1):
+                    first = (tokens - 1) // block * block - index * block
+                    size = min(block, tokens - first)
+                    first_key = max(0, before + first + 1 - window)
+                    end_key = before + first + size
+                    _enter(plan_at, num, seq, first, size, first_key, end_key, np.int64(0), np.int64(1))
+                    num += 1
+        for seq in range(num_seqs):
+            tokens = np.int64(starts[seq + 1] - starts[seq])
+            if 0 < tokens <= SHORT_QUERY:
+                end = np.int64(lens[seq])
+                first_key = max(0, end - tokens + 1 - window)
+                skipped = first_key // SEGMENT
+                pieces = (end - 1) // SEGMENT + 1 - skipped
+                most = max(most, pieces)
+                for piece in range(pieces):
+                    segment_end = min(end, (skipped + piece + 1) * SEGMENT)
+                    _enter(plan_at, num, seq, np.int64(0), tokens, first_key, segment_end, piece, pieces)
+                    first_key = segment_end
+                    num += 1
+        return num, most
+
+    return compile_kernel(make_plan, parallel=False)
+
+
+_MAKE_PLAN = _build_make_plan()
+
+
+class Planned(NamedTuple):
+    """Words of a call for attention to read after the number of rows: addresses and sizes."""
+
+    tables_at: Any
+    lens_at: Any
+    starts_at: Any
+    num_seqs: Any
+    max_blocks: Any
+    num_entries: Any
+    pieces: Any
+    """The most of a sequence: with one, nothing is merged."""
+    num_rows: Any
+    plan_at: Any
+    buffers_at: Any
+    buffers: Any
+    partials_at: Any
+    partial: Any
+
+
+@dataclass(frozen=True)
+class AttentionPlanner:
+    """Plans a call, for all layers whose attention is of one shape; see ``cpu_program.Planner``."""
+
+    tables_at: int
+    lens_at: int
+    starts_at: int
+    num_kv_heads: int
+    group: int
+    """Query heads of a KV head."""
+    head_dim: int
+    window: int
+
+    def plan(self, sizes: BatchSizes, threads: int) -> tuple[Planned, Tensor]:
+        of = scratch_sizes(
+            sizes.num_tokens,
+            sizes.max_query_len,
+            sizes.num_seqs,
+            sizes.max_seq_len,
+            self.num_kv_heads,
+            self.group,
+            self.head_dim,
+        )
+        memory = torch.empty(of.plan + threads * of.buffers + of.num_partials * of.partial)
+        plan_at = memory.data_ptr()
+        buffers_at = plan_at + 4 * of.plan
+        partials_at = buffers_at + 4 * threads * of.buffers
+        block = tokens_of_block(self.group)
+        entries: Any = _MAKE_PLAN(self.lens_at, self.starts_at, sizes.num_seqs, self.window, plan_at, block)
+        batch = self.tables_at, self.lens_at, self.starts_at, sizes.num_seqs, sizes.table_width
+        scratch = of.num_rows, plan_at, buffers_at, of.buffers, partials_at, of.partial
+        return Planned._make((*batch, *entries, *scratch)), memory
 
 
 @helper
 def _entry(plan_at, index):
-    return carray(pointer(plan_at + 4 * (LINE + ENTRY * index)), (ENTRY,), np.int32)
+    return carray(pointer(plan_at + 4 * ENTRY * index), (ENTRY,), np.int32)
 
 
 @helper
@@ -181,12 +245,12 @@ def build_work(head_dim: int, group: int, kind: str) -> Any:
     """
     sources = fingerprint(__file__)
 
-    def work(batch, scratch, worker, num_tasks):
+    def work(batch, scratch, member, num_tasks, tally_at):
         _ = sources  # for the cache's key
         # No literals for what need not know them: it is compiled once, not for each model's sizes.
         width, height = np.int64(head_dim), np.int64(group)
-        own = place_buffers(scratch.buffers_at + 4 * scratch.buffers * worker, scratch.num_rows, height, width)
-        task = fetch_and_increment(scratch.plan_at)
+        own = place_buffers(scratch.buffers_at + 4 * scratch.buffers * member, scratch.num_rows, height, width)
+        task, _ = take(tally_at, num_tasks, 1)
         while task < num_tasks:
             entry = _entry(scratch.plan_at, task // batch.num_kv_heads)
             rows = _rows_of(batch, entry, task % batch.num_kv_heads)
@@ -199,13 +263,16 @@ def build_work(head_dim: int, group: int, kind: str) -> Any:
                 packed(batch, rows, buffers, group, head_dim, kind)
             if whole:
                 finish_rows(batch, rows, buffers, height, width)
-            task = fetch_and_increment(scratch.plan_at)
+            note_done(tally_at, task, task + 1)
+            task, _ = take(tally_at, num_tasks, 1)
 
     return compile_callback(work, types.void(*_WORK_ARGUMENTS))
 
 
 @intrinsic
-def call_work(typing_context: Any, work_at: Any, batch: Any, scratch: Any, worker: Any, num_tasks: Any) -> Any:
+def call_work(
+    typing_context: Any, work_at: Any, batch: Any, scratch: Any, member: Any, num_tasks: Any, tally_at: Any
+) -> Any:
     """Of ``build_work``. By address: whoever calls is compiled once for all models, and work once for all callers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -217,22 +284,21 @@ def call_work(typing_context: Any, work_at: Any, batch: Any, scratch: Any, worke
 
 
 @helper
-def merge(batch, scratch, num_entries, group, head_dim):
-    """Puts the segments of each sequence and head together, in order."""
+def merge(batch, scratch, index, group, head_dim):
+    """Puts the segments of a sequence, whose first one is an entry's, together in order, for each head."""
+    entry = _entry(scratch.plan_at, index)
+    if entry[5] > 0 or entry[6] == 1:
+        return
     own = place_buffers(scratch.buffers_at, scratch.num_rows, group, head_dim)
-    for index in range(num_entries):
-        entry = _entry(scratch.plan_at, index)
-        if entry[5] > 0 or entry[6] == 1:
-            continue
-        for head in range(batch.num_kv_heads):
-            task = index * batch.num_kv_heads + head
-            rows = _rows_of(batch, entry, head)
-            first = _partial_of(scratch, task, own, head_dim)
-            for piece in range(1, entry[6]):
-                other = _partial_of(scratch, task + piece * batch.num_kv_heads, own, head_dim)
-                for row in range(rows.num_tokens * group):
-                    _add_partial(first, other, row, head_dim)
-            finish_rows(batch, rows, first, group, head_dim)
+    for head in range(batch.num_kv_heads):
+        task = index * batch.num_kv_heads + head
+        rows = _rows_of(batch, entry, head)
+        first = _partial_of(scratch, task, own, head_dim)
+        for piece in range(1, entry[6]):
+            other = _partial_of(scratch, task + piece * batch.num_kv_heads, own, head_dim)
+            for row in range(rows.num_tokens * group):
+                _add_partial(first, other, row, head_dim)
+        finish_rows(batch, rows, first, group, head_dim)
 
 
 @helper

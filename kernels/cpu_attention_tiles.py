@@ -23,8 +23,13 @@ _f32 = np.float32
 
 
 class Batch(NamedTuple):
-    """A call's addresses and sizes, all integers but the last three."""
+    """A call's addresses and sizes, all integers but the last three; the first five change from call to call."""
 
+    tables_at: Any
+    lens_at: Any
+    starts_at: Any
+    num_seqs: Any
+    max_blocks: Any
     q_at: Any
     q_stride: Any
     k_at: Any
@@ -32,16 +37,11 @@ class Batch(NamedTuple):
     k_scales_at: Any
     """0: the cache is not quantised."""
     v_scales_at: Any
-    tables_at: Any
-    lens_at: Any
-    starts_at: Any
     out_at: Any
-    num_seqs: Any
     num_kv_heads: Any
     block_size: Any
-    max_blocks: Any
     window: Any
-    """The longest sequence's length or more: none."""
+    """``NO_WINDOW``: none."""
     scale: Any
     """Of scores, ``unit`` within."""
     unit: Any
@@ -85,6 +85,9 @@ class Buffers(NamedTuple):
     transposed: Any
     """``[D, TILE]``"""
 
+
+NO_WINDOW = 1 << 30
+"""Positions less this still fit into the int32 that vectors of positions are made of."""
 
 LINE = 16
 """float32 in a cache line: vectors that lie across two cost twice."""

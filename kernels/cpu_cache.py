@@ -6,25 +6,25 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, prange
+from numba import carray
 from torch import Tensor
 
 from . import reference
 from .cpu_numba import (
     PARALLEL_ELEMENTS,
-    Kernel,
     bits_of_float,
-    claim_threads,
-    compile_kernel,
     exact_helper,
     fingerprint,
     float_of_bits,
     largest_magnitude,
     pointer,
 )
+from .cpu_program import Step, Team
+from .cpu_team import compile_step, note_done, rows_at_once, take, words
 from .kv_cache import LARGEST, SMALLEST_SCALE, KVCache, KVPool
 
 _f32, _i32 = np.float32, np.int32
@@ -85,33 +85,21 @@ def _write_row(source_at, cache_at, scales_at, row, size, kind):
 
 
 @functools.cache
-def _build_write_kv(kind: str, parallel: bool) -> Kernel:
+def _write_kv_work(kind: str) -> Any:
     sources = fingerprint(__file__)
 
-    def write_kv(
-        k_at,
-        k_stride,
-        v_at,
-        v_stride,
-        k_cache_at,
-        v_cache_at,
-        k_scales_at,
-        v_scales_at,
-        slots_at,
-        slot_words,
-        rows,
-        heads,
-        block_size,
-        size,
-        threads,
-    ):
+    def write_kv(words_at, call_at, tally_at, member, team):
         _ = sources  # for the cache's key
+        k_at, k_stride, v_at, v_stride, k_cache_at, v_cache_at, k_scales_at, v_scales_at = words(words_at, 8)
+        slots_at, slot_words, heads, block_size, size = words(words_at + 64, 5)
+        (rows,) = words(call_at, 1)
         # Slots are read as int32: of an int64 the low word, which on the little-endian machines that we run on comes
         # first, holds any slot below 2^31 and -1 alike.
         slots = carray(pointer(slots_at), (rows * slot_words,), np.int32)
-        workers = threads if parallel else 1
-        for worker in prange(workers):
-            for row in range(worker, rows, workers):
+        at_once = rows_at_once(2 * heads * size)
+        first, last = take(tally_at, rows, at_once)
+        while first < last:
+            for row in range(first, last):
                 slot = np.int64(slots[row * slot_words])
                 if slot < 0:
                     continue
@@ -120,35 +108,28 @@ def _build_write_kv(kind: str, parallel: bool) -> Kernel:
                     to = (block * heads + head) * block_size + offset
                     _write_row(k_at + 4 * (row * k_stride + head * size), k_cache_at, k_scales_at, to, size, kind)
                     _write_row(v_at + 4 * (row * v_stride + head * size), v_cache_at, v_scales_at, to, size, kind)
+            note_done(tally_at, first, last)
+            first, last = take(tally_at, rows, at_once)
+        return rows
 
-    return compile_kernel(write_kv, parallel=parallel)
+    return compile_step(write_kv)
 
 
-def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+def write_kv(team: Team, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
     """See ``reference.write_kv``."""
     stored = cache.key.dtype
     if key.dtype != torch.float32 or (stored != torch.float32 and stored not in LARGEST):
+        team.must_not_record(f"a KV cache of {stored} for {key.dtype}")
         reference.write_kv(key, value, cache, slot_mapping)
         return
     rows, heads, size = key.shape
-    threads = 1 if key.numel() < PARALLEL_ELEMENTS else claim_threads()
-    _build_write_kv(str(stored).removeprefix("torch."), threads > 1)(
-        key.data_ptr(),
-        key.stride(0),
-        value.data_ptr(),
-        value.stride(0),
-        cache.key.data_ptr(),
-        cache.value.data_ptr(),
-        0 if cache.key_scale is None else cache.key_scale.data_ptr(),
-        0 if cache.value_scale is None else cache.value_scale.data_ptr(),
-        slot_mapping.data_ptr(),
-        slot_mapping.element_size() // 4,
-        rows,
-        heads,
-        cache.key.shape[2],
-        size,
-        threads,
-    )
+    given = key.data_ptr(), key.stride(0), value.data_ptr(), value.stride(0)
+    scales = (0 if scale is None else scale.data_ptr() for scale in (cache.key_scale, cache.value_scale))
+    at = *given, cache.key.data_ptr(), cache.value.data_ptr(), *scales
+    slots = slot_mapping.data_ptr(), slot_mapping.element_size() // 4
+    work = _write_kv_work(str(stored).removeprefix("torch."))
+    step = Step(work.address, (*at, *slots, heads, cache.key.shape[2], size))
+    team.run([step], rows, is_small=key.numel() < PARALLEL_ELEMENTS)
 
 
 def copy_blocks(pool: KVPool, copies: Tensor) -> None:

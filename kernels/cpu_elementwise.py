@@ -8,15 +8,23 @@ Other dtypes take the torch reference. Rows may lie apart (a slice of a fused pr
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, prange
+from numba import carray
 from torch import Tensor
 
 from . import reference
-from .cpu_numba import PARALLEL_ELEMENTS, Kernel, claim_threads, compile_kernel, fast_exp, fingerprint, helper, pointer
+from .cpu_numba import PARALLEL_ELEMENTS, fast_exp, fingerprint, helper, pointer
+from .cpu_program import Step, Team
+from .cpu_team import compile_step, float_of_word, note_done, rows_at_once, take, word_of_float, words
+
+ACTIVATION_COST = 4
+"""Times that of an element of other elementwise work."""
 
 _f32 = np.float32
 _SILU, _GELU, _GELU_ERF = 0, 1, 2
@@ -85,38 +93,48 @@ def _act_mul_row(gate, up, out, activation):
             out[i] = _gelu_erf(gate[i]) * up[i]
 
 
-def _build_rms_norm(parallel: bool) -> Kernel:
+@functools.cache
+def _rms_norm_work() -> Any:
     sources = fingerprint(__file__)
 
-    def rms_norm(x_at, x_stride, weight_at, residual_at, residual_stride, out_at, rows, width, eps, threads):
+    def rms_norm(words_at, call_at, tally_at, member, team):
         _ = sources  # for the cache's key
+        x_at, x_stride, weight_at, residual_at, residual_stride, out_at, width, eps = words(words_at, 8)
+        (rows,) = words(call_at, 1)
         weight = carray(pointer(weight_at), (width,), _f32)
-        workers = threads if parallel else 1
-        for worker in prange(workers):
-            for row in range(worker, rows, workers):
+        at_once = rows_at_once(width)
+        first, last = take(tally_at, rows, at_once)
+        while first < last:
+            for row in range(first, last):
                 x = carray(pointer(x_at + 4 * row * x_stride), (width,), _f32)
                 out = carray(pointer(out_at + 4 * row * width), (width,), _f32)
                 if residual_at == 0:
-                    _norm_row(x, weight, eps, out)
+                    _norm_row(x, weight, float_of_word(eps), out)
                 else:
                     total = carray(pointer(residual_at + 4 * row * residual_stride), (width,), _f32)
                     _add(total, x)
-                    _norm_row(total, weight, eps, out)
+                    _norm_row(total, weight, float_of_word(eps), out)
+            note_done(tally_at, first, last)
+            first, last = take(tally_at, rows, at_once)
+        return rows
 
-    return compile_kernel(rms_norm, parallel=parallel)
+    return compile_step(rms_norm)
 
 
-def _build_rotary(parallel: bool) -> Kernel:
+@functools.cache
+def _rotary_work() -> Any:
     sources = fingerprint(__file__)
 
-    def rotary(
-        q_at, q_stride, q_heads, k_at, k_stride, k_heads, positions_at, position_words, table_at, rows, half, threads
-    ):
+    def rotary(words_at, call_at, tally_at, member, team):
         _ = sources  # for the cache's key
+        q_at, q_stride, q_heads, k_at, k_stride, k_heads = words(words_at, 6)
+        positions_at, position_words, table_at, half = words(words_at + 48, 4)
+        (rows,) = words(call_at, 1)
         positions = carray(pointer(positions_at), (rows * position_words,), np.int32)
-        workers = threads if parallel else 1
-        for worker in prange(workers):
-            for row in range(worker, rows, workers):
+        at_once = rows_at_once(2 * half * (q_heads + k_heads))
+        first, last = take(tally_at, rows, at_once)
+        while first < last:
+            for row in range(first, last):
                 cos_at = table_at + 8 * half * np.int64(positions[row * position_words])
                 cos = carray(pointer(cos_at), (half,), _f32)
                 sin = carray(pointer(cos_at + 4 * half), (half,), _f32)
@@ -128,90 +146,86 @@ def _build_rotary(parallel: bool) -> Kernel:
                     low = carray(pointer(at), (half,), _f32)
                     high = carray(pointer(at + 4 * half), (half,), _f32)
                     _rotate(low, high, cos, sin)
+            note_done(tally_at, first, last)
+            first, last = take(tally_at, rows, at_once)
+        return rows
 
-    return compile_kernel(rotary, parallel=parallel)
+    return compile_step(rotary)
 
 
-def _build_act_mul(parallel: bool) -> Kernel:
+@functools.cache
+def _act_mul_work() -> Any:
     sources = fingerprint(__file__)
 
-    def act_mul(gate_up_at, stride, out_at, rows, width, activation, threads):
+    def act_mul(words_at, call_at, tally_at, member, team):
         _ = sources  # for the cache's key
-        workers = threads if parallel else 1
-        for worker in prange(workers):
-            for row in range(worker, rows, workers):
+        gate_up_at, stride, out_at, width, activation = words(words_at, 5)
+        (rows,) = words(call_at, 1)
+        at_once = rows_at_once(ACTIVATION_COST * width)
+        first, last = take(tally_at, rows, at_once)
+        while first < last:
+            for row in range(first, last):
                 gate = carray(pointer(gate_up_at + 4 * row * stride), (width,), _f32)
                 up = carray(pointer(gate_up_at + 4 * (row * stride + width)), (width,), _f32)
                 out = carray(pointer(out_at + 4 * row * width), (width,), _f32)
                 _act_mul_row(gate, up, out, activation)
+            note_done(tally_at, first, last)
+            first, last = take(tally_at, rows, at_once)
+        return rows
 
-    return compile_kernel(act_mul, parallel=parallel)
-
-
-_RMS_NORM = {parallel: _build_rms_norm(parallel) for parallel in (False, True)}
-_ROTARY = {parallel: _build_rotary(parallel) for parallel in (False, True)}
-_ACT_MUL = {parallel: _build_act_mul(parallel) for parallel in (False, True)}
+    return compile_step(act_mul)
 
 
-def _threads_for(num_elements: int) -> int:
-    return 1 if num_elements < PARALLEL_ELEMENTS else claim_threads()
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def rms_norm(
+    team: Team, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See ``reference.rms_norm``; the new residual is in the residual's memory."""
     if x.dtype != torch.float32 or weight.dtype != torch.float32:
+        team.must_not_record(f"a norm in {x.dtype}")
         return reference.rms_norm(x, weight, eps, residual)
     rows, width = x.shape
-    out = torch.empty_like(x)
-    at, stride = (0, 0) if residual is None else (residual.data_ptr(), residual.stride(0))
-    threads = _threads_for(rows * width)
-    kernel = _RMS_NORM[threads > 1]
-    kernel(x.data_ptr(), x.stride(0), weight.data_ptr(), at, stride, out.data_ptr(), rows, width, eps, threads)
+    out = team.empty(rows, width)
+    of_residual = (0, 0) if residual is None else (residual.data_ptr(), residual.stride(0))
+    at = x.data_ptr(), x.stride(0), weight.data_ptr(), *of_residual, out.data_ptr(), width, word_of_float(eps)
+    team.run([Step(_rms_norm_work().address, at)], rows, is_small=rows * width < PARALLEL_ELEMENTS)
     return out, x if residual is None else residual
 
 
-def rotary(query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotary(team: Team, query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
     """See ``reference.rotary``; works in place."""
     if query.dtype != torch.float32:
+        team.must_not_record(f"rotary positions in {query.dtype}")
         return reference.rotary(query, key, positions, cos_sin)
     rows, q_heads, head_dim = query.shape
     k_heads = key.shape[1]
-    threads = _threads_for(rows * (q_heads + k_heads) * head_dim)
-    _ROTARY[threads > 1](
-        query.data_ptr(),
-        query.stride(0),
-        q_heads,
-        key.data_ptr(),
-        key.stride(0),
-        k_heads,
-        positions.data_ptr(),
-        positions.element_size() // 4,
-        cos_sin.data_ptr(),
-        rows,
-        head_dim // 2,
-        threads,
-    )
+    heads = query.data_ptr(), query.stride(0), q_heads, key.data_ptr(), key.stride(0), k_heads
+    at = positions.data_ptr(), positions.element_size() // 4, cos_sin.data_ptr(), head_dim // 2
+    is_small = rows * (q_heads + k_heads) * head_dim < PARALLEL_ELEMENTS
+    team.run([Step(_rotary_work().address, (*heads, *at))], rows, is_small=is_small)
     return query, key
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul(team: Team, gate_up: Tensor) -> Tensor:
     """See ``reference.silu_mul``."""
-    return _act_mul(gate_up, _SILU) if gate_up.dtype == torch.float32 else reference.silu_mul(gate_up)
+    return _act_mul(team, gate_up, _SILU, reference.silu_mul)
 
 
-def gelu_mul(gate_up: Tensor) -> Tensor:
+def gelu_mul(team: Team, gate_up: Tensor) -> Tensor:
     """See ``reference.gelu_mul``."""
-    return _act_mul(gate_up, _GELU) if gate_up.dtype == torch.float32 else reference.gelu_mul(gate_up)
+    return _act_mul(team, gate_up, _GELU, reference.gelu_mul)
 
 
-def gelu_erf_mul(gate_up: Tensor) -> Tensor:
+def gelu_erf_mul(team: Team, gate_up: Tensor) -> Tensor:
     """See ``reference.gelu_erf_mul``."""
-    return _act_mul(gate_up, _GELU_ERF) if gate_up.dtype == torch.float32 else reference.gelu_erf_mul(gate_up)
+    return _act_mul(team, gate_up, _GELU_ERF, reference.gelu_erf_mul)
 
 
-def _act_mul(gate_up: Tensor, activation: int) -> Tensor:
+def _act_mul(team: Team, gate_up: Tensor, activation: int, otherwise: Callable[[Tensor], Tensor]) -> Tensor:
+    if gate_up.dtype != torch.float32:
+        team.must_not_record(f"an activation in {gate_up.dtype}")
+        return otherwise(gate_up)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty((rows, width))
-    threads = _threads_for(rows * width)
-    _ACT_MUL[threads > 1](gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), rows, width, activation, threads)
+    out = team.empty(rows, width)
+    at = gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), width, activation
+    team.run([Step(_act_mul_work().address, at)], rows, is_small=rows * width < PARALLEL_ELEMENTS)
     return out

@@ -31,6 +31,7 @@ from .cpu_linear_amx import AmxInt8Linear
 from .cpu_linear_float import FloatLinear
 from .cpu_linear_int4 import Int4Linear
 from .cpu_linear_int8 import Int8Linear
+from .cpu_program import Team
 from .cpu_tiles import HAS_INT8_TILE
 from .quantized import Fp8Weight, Int4Weight, Int8Weight, Weight, dequantize
 
@@ -40,24 +41,24 @@ PACKED_FOR_ROWS = 16
 logger = logging.getLogger(__name__)
 
 
-def prepare_linear(weight: Weight, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def prepare_linear(team: Team, weight: Weight, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """See ``reference.prepare_linear``. Raises ValueError for fp8, which no CPU multiplies."""
     if isinstance(weight, Fp8Weight):
         raise ValueError("fp8 weights have no product on CPUs; int8 has")
     if isinstance(weight, Int4Weight):
-        return Int4Linear(weight, bias)
+        return Int4Linear(team, weight, bias)
     if isinstance(weight, Int8Weight):
-        return _int8_linear(weight, bias)
-    return FloatLinear(weight, bias) if weight.dtype == torch.float32 else HalfLinear(weight, bias)
+        return _int8_linear(team, weight, bias)
+    return FloatLinear(team, weight, bias) if weight.dtype == torch.float32 else HalfLinear(team, weight, bias)
 
 
-def _int8_linear(weight: Int8Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def _int8_linear(team: Team, weight: Int8Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     if has_amx():
-        return AmxInt8Linear(weight, bias)
+        return AmxInt8Linear(team, weight, bias)
     if HAS_INT8_TILE:
-        return Int8Linear(weight, bias)
+        return Int8Linear(team, weight, bias)
     logger.warning("this processor has no AVX2: an int8 weight of %s is kept in float32", tuple(weight.values.shape))
-    return FloatLinear(dequantize(weight), bias)
+    return FloatLinear(team, dequantize(weight), bias)
 
 
 class HalfLinear:
@@ -66,15 +67,18 @@ class HalfLinear:
     The weight is packed where oneDNN has fast products for its dtype.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, team: Team, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._team = team
         self._dtype = weight.dtype
         self._bias = bias
+        self._num_out = weight.shape[0]
         self._is_packed = _can_pack(weight.dtype)
         self._weight = _pack(weight) if self._is_packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = x if x.dtype == self._dtype else x.to(self._dtype)
-        return self._product(rows).to(x.dtype)
+        out = self._team.empty(x.shape[0], self._num_out, dtype=x.dtype)
+        self._team.call(lambda rows: out[:rows].copy_(self._product(x[:rows].to(self._dtype))), x.shape[0])
+        return out
 
     def _product(self, x: Tensor) -> Tensor:
         if not self._is_packed:

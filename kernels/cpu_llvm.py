@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,3 +56,10 @@ def prefetch(builder: Any, address: Any) -> None:
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     to_read, keep, data = I32(0), I32(3), I32(1)
     builder.call(function, [builder.inttoptr(address, cgutils.voidptr_t), to_read, keep, data])
+
+
+def pause(builder: Any) -> None:
+    """In a loop that waits for another thread: leaves more of the core to the thread beside it, where there is one."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])

@@ -63,9 +63,9 @@ def compile_kernel(function: Callable[..., None], *, parallel: bool, exact: bool
     return numba.njit(parallel=parallel, cache=True, **options)(function)  # type: ignore[no-any-return]
 
 
-def compile_callback(function: Callable[..., None], signature: Any) -> Any:
+def compile_callback(function: Callable[..., Any], signature: Any, *, exact: bool = False) -> Any:
     """Compiles now, or loads from the cache, what kernels call by its ``address``. Keep what is returned."""
-    return numba.cfunc(signature, cache=True, **_OPTIONS)(function)
+    return numba.cfunc(signature, cache=True, **(_EXACT if exact else _OPTIONS))(function)
 
 
 def helper(function: Callable[..., Any]) -> Callable[..., Any]:

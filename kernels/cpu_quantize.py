@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any, NamedTuple
+
 import numpy as np
-from numba import carray, prange
+import torch
+from numba import carray
 from torch import Tensor
 
-from .cpu_linear_float import finished
-from .cpu_numba import Kernel, compile_kernel, exact_helper, fingerprint, largest_magnitude, pointer
+from .cpu_columns import Finish
+from .cpu_numba import exact_helper, fingerprint, largest_magnitude, pointer
+from .cpu_program import Step, Team
+from .cpu_team import compile_step, note_done, rows_at_once, take, words
 from .kv_cache import SMALLEST_SCALE
 from .quantized import DIGIT_RATIO, LARGEST_INT8, Int8Weight
 
@@ -42,48 +48,58 @@ def quantize_rest(x, scale, first, out):
     return unit
 
 
-@exact_helper
-def quantize_token(x_at, width, digits, row, tokens, values_at, depth, scales_at):
-    """A row's digits: its first in row ``row`` of values ``[digits * tokens, depth]``, the second ``tokens`` behind."""
-    x = carray(pointer(x_at), (width,), _f32)
-    scales = carray(pointer(scales_at), (digits * tokens,), _f32)
-    first = carray(pointer(values_at + row * depth), (depth,), np.int8)
-    scales[row] = quantize_row(x, first)
-    if digits == 2:
-        second = carray(pointer(values_at + (tokens + row) * depth), (depth,), np.int8)
-        scales[tokens + row] = quantize_rest(x, scales[row], first, second)
+@functools.cache
+def _quantize(dtype: torch.dtype) -> Any:
+    sources, size = fingerprint(__file__), dtype.itemsize
+    element = np.int8 if dtype == torch.int8 else np.int16
 
-
-def _build_quantize(parallel: bool) -> Kernel:
-    sources = fingerprint(__file__)
-
-    def quantize(x_at, x_stride, tokens, digits, width, values_at, depth, scales_at, threads):
+    def quantize(words_at, call_at, tally_at, member, team):
         _ = sources  # for the cache's key
-        workers = threads if parallel else 1
-        for worker in prange(workers):
-            for row in range(worker, tokens, workers):
-                quantize_token(x_at + row * x_stride, width, digits, row, tokens, values_at, depth, scales_at)
+        x_at, x_stride, width, digits, values_at, depth, scales_at = words(words_at, 7)
+        (rows,) = words(call_at, 1)
+        scales = carray(pointer(scales_at), (digits * rows,), _f32)
+        at_once = rows_at_once(width)
+        begin, end = take(tally_at, rows, at_once)
+        while begin < end:
+            for row in range(begin, end):
+                x = carray(pointer(x_at + row * x_stride), (width,), _f32)
+                first = carray(pointer(values_at + size * row * depth), (depth,), element)
+                scales[row] = quantize_row(x, first)
+                if digits == 2:
+                    second = carray(pointer(values_at + size * (rows + row) * depth), (depth,), element)
+                    scales[rows + row] = quantize_rest(x, scales[row], first, second)
+            note_done(tally_at, begin, end)
+            begin, end = take(tally_at, rows, at_once)
+        return rows
 
-    return compile_kernel(quantize, parallel=parallel)
+    return compile_step(quantize, exact=True)
 
 
-QUANTIZE = {parallel: _build_quantize(parallel) for parallel in (False, True)}
-"""Of rows ``x_stride`` bytes apart to values int8 ``[digits * tokens, depth]`` and scales: see ``quantize_token``."""
+class QuantizedRows(NamedTuple):
+    """What a product reads: see ``quantize_step``."""
+
+    values: Tensor
+    """int8 or int16 ``[digits * T, depth]``"""
+    scales: Tensor
+    """float32 ``[digits * T]``"""
 
 
-class DigitSum:
-    """What a product ends with: from a row for each digit, ``[digits * T, out or more]``, to ``[T, out]``."""
+def quantize_step(
+    team: Team, x: Tensor, digits: int, depth: int, *, multiple: int = 1, dtype: torch.dtype = torch.int8
+) -> tuple[Step, QuantizedRows]:
+    """Quantises rows of float32 ``x [T, in]`` to ``depth`` columns, zeros behind the last input; and where to.
 
-    def __init__(self, weight: Int8Weight, bias: Tensor | None) -> None:
-        self.num_out, self.num_digits = weight.values.shape[0], weight.input_digits
-        self.early_bias = bias if self.num_digits == 1 else None
-        """To be added to each row; with two digits it is added to the sum of both."""
-        self._late_bias = bias if self.num_digits == 2 else None
+    There is room for a multiple of rows. Second digits are T rows behind first ones.
+    """
+    num_rows = digits * x.shape[0]
+    values = team.empty(-(-num_rows // multiple) * multiple, depth, dtype=dtype)
+    scales = team.empty(values.shape[0])
+    at = x.data_ptr(), 4 * x.stride(0), x.shape[1], digits, values.data_ptr(), depth, scales.data_ptr()
+    return Step(_quantize(dtype).address, at), QuantizedRows(values, scales)
 
-    def __call__(self, out: Tensor, x: Tensor) -> Tensor:
-        """In x's dtype. ``out`` may be overwritten."""
-        if self.num_digits == 1:
-            return finished(out, self.num_out, x)
-        first, second = out.view(2, -1, out.shape[1])
-        total = finished(first.add_(second), self.num_out, x)
-        return total if self._late_bias is None else total + self._late_bias.to(total.dtype)
+
+def finish_int8(team: Team, weight: Int8Weight, bias: Tensor | None) -> tuple[Tensor | None, Finish]:
+    """The bias that is added to each row, and what its product ends with: with two digits a bias comes last."""
+    is_early = weight.input_digits == 1
+    late = None if is_early else bias
+    return bias if is_early else None, Finish(team, weight.values.shape[0], weight.input_digits, late)

@@ -26,7 +26,6 @@ from numba.extending import intrinsic
 
 from .cpu_llvm import F32, FEATURES, I8, I16, I32, I64, constant, load, plus, prefetch, splat, store, vector_of
 from .cpu_numba import helper
-from .cpu_vectors import fetch_and_increment
 
 _LANES = 16 if FEATURES.get("avx512f") else 8
 PANEL = 2 * _LANES
@@ -76,18 +75,6 @@ def place_of_task(task, panels, block_rows, rows, tile_rows):
     begin = task // panels * block_rows
     end = min(begin + block_rows, rows)
     return task % panels, begin, end, rows_of_tile(end - begin, tile_rows)
-
-
-@helper
-def take_tasks(taken_at, tasks, workers):
-    """The next tasks for a thread, from the first up to the last, which is not among them; first >= last at the end.
-
-    ``taken_at``: an int64 that starts at zero, of all threads. Each takes tasks some eight times, not an equal share at
-    once: where another process has a processor for a while, other threads go on with what its thread would have done.
-    """
-    at_once = max(1, tasks // (8 * workers))
-    first = fetch_and_increment(taken_at) * at_once
-    return first, min(first + at_once, tasks)
 
 
 @intrinsic

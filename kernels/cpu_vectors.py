@@ -266,16 +266,6 @@ def _turn(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 @intrinsic(prefer_literal=True)
-def fetch_and_increment(typing_context: Any, counter_at: Any) -> Any:
-    """The int64 at an address, which no other thread gets as well."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.atomic_rmw("add", builder.inttoptr(arguments[0], I64.as_pointer()), I64(1), "monotonic")
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic(prefer_literal=True)
 def prefetch_rows(typing_context: Any, at: Any, N: Any, WIDTH: Any, KIND: Any) -> Any:
     """Asks for the lines of N rows, which will soon be read; of any address, even one of no memory."""
     num_rows, width, kind = _literals(N, WIDTH, KIND)

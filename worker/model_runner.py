@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,6 +30,9 @@ from .model.products import Placement
 from .model.weights import Progress, load_weights
 from .spec import Quantization
 from .step_plan import GraphKey, Int32Array, PlanKind, StepPlan, unpack_plan
+
+if TYPE_CHECKING:
+    from .layer_program import LayerProgram
 
 _REMEMBERED_STEPS = 2
 
@@ -130,11 +134,27 @@ class ModelRunner:
             device,
         )
         self._kv_layers = list(self.kv_pool.layers())
+        self._layer_program = self._record_layers()
+
+    def _record_layers(self) -> LayerProgram | None:
+        team, limits = self._kernels.team, self.limits
+        if team is None:
+            return None
+        from .layer_program import record_layers  # it imports numba, which GPUs do without
+
+        return record_layers(
+            self.model,
+            self._kv_layers,
+            team,
+            max_tokens=max(limits.max_num_batched_tokens, limits.max_num_seqs),
+            max_num_seqs=limits.max_num_seqs,
+            max_blocks=limits.max_blocks,
+        )
 
     def release_kv(self) -> None:
         """Give the KV cache's memory back; ``allocate_kv`` makes a new one."""
         self._forget_graphs()
-        del self.kv_pool, self._kv_layers
+        del self.kv_pool, self._kv_layers, self._layer_program
 
     def use_graphs(self, recorder: Recorder) -> None:
         """Let steps of decoding be played back, as far as their graphs are recorded; see ``capture``."""
@@ -185,11 +205,15 @@ class ModelRunner:
         """Kernel by kernel."""
         indices, places = _without_repeats(plan.logit_indices)
         batch, rows = self._batch(plan, indices)
-        x, residual = self.model.hidden(batch, self._kv_layers)
+        x, residual = self._hidden(batch)
         logits = self.model.logits(x.index_select(0, rows), residual.index_select(0, rows))
         if logits is None or places is None:
             return logits
         return logits.index_select(0, to_device(places, logits.device))
+
+    def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        program = self._layer_program
+        return self.model.hidden(batch, self._kv_layers) if program is None else program.run(batch)
 
     def _replay(self, graphs: DecodeGraphs, key: GraphKey, plan: StepPlan) -> Tensor | None:
         logits = graphs.replay(key, plan, self._named(plan))

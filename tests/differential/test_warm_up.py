@@ -14,11 +14,13 @@ from prompt_plan import compute
 from octavo.kernels import (
     cpu_attention,
     cpu_cache,
+    cpu_columns,
     cpu_elementwise,
     cpu_linear_amx,
     cpu_linear_float,
     cpu_linear_int4,
     cpu_linear_int8,
+    cpu_program,
     cpu_quantize,
     cpu_sample,
 )
@@ -36,11 +38,13 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False, "desc
 KERNELS = (
     cpu_attention,
     cpu_cache,
+    cpu_columns,
     cpu_elementwise,
     cpu_linear_amx,
     cpu_linear_float,
     cpu_linear_int4,
     cpu_linear_int8,
+    cpu_program,
     cpu_quantize,
     cpu_sample,
 )
@@ -100,7 +104,6 @@ def test_steps_use_kernels_that_the_warm_up_has_called(
         kernels=kernels,
         quantization=quantization,  # type: ignore[arg-type]
     )
-    runner.allocate_kv(16)
     warm_up(
         kernels,
         num_query_heads=6,
@@ -112,6 +115,7 @@ def test_steps_use_kernels_that_the_warm_up_has_called(
     )
     known = set(used)
     used.clear()
+    runner.allocate_kv(16)
     for first, count in ((0, 30), (30, 1)):
         logits = compute(runner, first=first, count=count)
         sample_rows(logits, [SamplingRow(1, 0, 0, 1.0, 0.9, None)] * count, kernels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
 from numba.core.dispatcher import Dispatcher
 
 from octavo.kernels import (
     cpu_attention,
+    cpu_attention_plan,
     cpu_cache,
+    cpu_columns,
     cpu_elementwise,
     cpu_linear_amx,
     cpu_linear_float,
@@ -21,43 +27,53 @@ from octavo.kernels import (
     cpu_linear_int8,
     cpu_quantize,
     cpu_sample,
+    cpu_team,
 )
+from octavo.kernels.cpu_amx import has_amx
 from octavo.kernels.cpu_numba import fingerprint
 
-TABLES = [
+MODULES = [
     cpu_attention,
+    cpu_attention_plan,
+    cpu_cache,
+    cpu_columns,
     cpu_elementwise,
-    cpu_linear_amx,
     cpu_linear_float,
     cpu_linear_int4,
     cpu_linear_int8,
     cpu_quantize,
     cpu_sample,
+    cpu_team,
 ]
+if has_amx():
+    MODULES.append(cpu_linear_amx)
+
+SOME: dict[str, Any] = {"kind": "int8", "dtype": torch.int8, "head_dim": 4, "group": 1}
+"""What builders are told."""
 
 
 def kernels_of(module: ModuleType) -> Iterator[Any]:
-    """Those of its tables by ``parallel``."""
+    """Its tables by ``parallel``, single ones, and what is built when it is first needed."""
     for value in vars(module).values():
-        if isinstance(value, dict):
-            dispatchers = (kernel for kernel in value.values() if isinstance(kernel, Dispatcher))
-            yield from (kernel for kernel in dispatchers if kernel.py_func.__module__ == module.__name__)
+        of_value = list(value.values()) if isinstance(value, dict) else [value]
+        yield from (kernel.py_func for kernel in of_value if isinstance(kernel, Dispatcher) and _is_kernel(kernel))
+        if hasattr(value, "cache_info"):
+            built = value(**{name: SOME[name] for name in inspect.signature(value).parameters})
+            if isinstance(built, CFunc):
+                yield built.__wrapped__
 
 
-def closed_over(kernel: Any) -> list[Any]:
-    return [cell.cell_contents for cell in kernel.py_func.__closure__]
+def _is_kernel(dispatcher: Any) -> bool:
+    """Helpers have no cache of their own."""
+    return isinstance(dispatcher._cache, FunctionCache)
 
 
-@pytest.mark.parametrize("module", TABLES, ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_every_kernel_closes_over_its_sources(module: ModuleType) -> None:
-    kernels = list(kernels_of(module))
-    assert kernels
-    assert all(fingerprint(module.__file__ or "") in closed_over(kernel) for kernel in kernels)
-
-
-@pytest.mark.parametrize("kind", ["float32", "int8"])
-def test_so_does_what_is_built_when_it_is_first_needed(kind: str) -> None:
-    assert fingerprint(cpu_cache.__file__) in closed_over(cpu_cache._build_write_kv(kind, False))
+    own = [kernel for kernel in kernels_of(module) if kernel.__module__ == module.__name__]
+    assert own
+    for kernel in own:
+        assert fingerprint(module.__file__ or "") in [cell.cell_contents for cell in kernel.__closure__]
 
 
 @pytest.mark.parametrize("changed", ["cpu_sample", "cpu_sample_filter", "noise", "cpu_numba"])

@@ -13,6 +13,7 @@ from octavo.kernels import cpu_linear, cpu_linear_int8, reference
 from octavo.kernels.backend import Kernels, cpu_kernels
 from octavo.kernels.cpu_linear import prepare_linear
 from octavo.kernels.cpu_linear_int8 import Int8Linear, has_byte_products
+from octavo.kernels.cpu_program import Team
 from octavo.kernels.cpu_tiles import INT8_TILE_ROWS, TILE_ROWS
 from octavo.kernels.quantized import Int4Weight, Int8Weight, Weight, dequantize, quantize_fp8, quantize_int8
 
@@ -75,20 +76,20 @@ def test_int8_sums_are_exact(monkeypatch: pytest.MonkeyPatch, num_rows: int, has
     monkeypatch.setattr(cpu_linear_int8, "has_byte_products", lambda: has_units and has_byte_products())
     values = torch.where(torch.rand(40, 1100) < 0.9, 127, -127).to(torch.int8)
     x = torch.where(torch.rand(num_rows, 1100) < 0.9, 127.0, -127.0)  # whose scale is 1
-    product = Int8Linear(Int8Weight(values, torch.ones(40)))(x)
+    product = Int8Linear(Team(), Int8Weight(values, torch.ones(40)))(x)
     assert torch.equal(product.double(), (x.double() @ values.double().t()).float().double())
 
 
 def test_int8_by_tiles_and_by_onednn_is_bit_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, bias, x = quantize_int8(torch.randn(100, 130)), torch.randn(100), torch.randn(50, 130)
-    product = Int8Linear(weight, bias)(x)
+    product = Int8Linear(Team(), weight, bias)(x)
     monkeypatch.setattr(cpu_linear_int8, "has_byte_products", lambda: False)
-    assert torch.equal(product, Int8Linear(weight, bias)(x))
+    assert torch.equal(product, Int8Linear(Team(), weight, bias)(x))
 
 
 def test_int8_without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_linear, "has_amx", lambda: False)
-    assert isinstance(prepare_linear(quantize_int8(torch.randn(10, 10))), Int8Linear)
+    assert isinstance(prepare_linear(Team(), quantize_int8(torch.randn(10, 10))), Int8Linear)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -104,9 +105,9 @@ def test_int4_on_cpus(num_in: int, group_size: int, ordered: bool, num_rows: int
 def assert_as_reference(weight: Weight, bias: Tensor, x: Tensor) -> None:
     expected = reference.prepare_linear(weight, bias)(x)
     size = x.norm(dim=1)[:, None] * dequantize(weight).norm(dim=1)
-    assert ((prepare_linear(weight, bias)(x) - expected).abs() / size).max() < 1e-6
+    assert ((prepare_linear(Team(), weight, bias)(x) - expected).abs() / size).max() < 1e-6
 
 
 def test_fp8_is_refused_on_cpus() -> None:
     with pytest.raises(ValueError, match="fp8"):
-        prepare_linear(quantize_fp8(torch.randn(4, 4)))
+        prepare_linear(Team(), quantize_fp8(torch.randn(4, 4)))

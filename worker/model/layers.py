@@ -112,9 +112,11 @@ class RowParallelLinear:
     def prepare(self, kernels: Kernels) -> None:
         weights = [self._matrix.weight()]
         self._product = prepare_product(weights, self._placement, kernels, has_outliers=self._has_outliers)
+        self._between = kernels.between
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.all_reduce(self._product(x))
+        product = self._product(x)
+        return product if self._group.size == 1 else self._between(self._group.all_reduce, product)
 
 
 class VocabParallelEmbedding:

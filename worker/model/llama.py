@@ -170,6 +170,7 @@ class Llama:
     ) -> None:
         owned = shares[group.rank]
         table = "model.embed_tokens.weight"
+        self.hidden_size = config.hidden_size
         self.embedding = VocabParallelEmbedding(
             Rows(table, config.vocab_size, owned.vocabulary), config.hidden_size, placement, group
         )
@@ -197,7 +198,11 @@ class Llama:
 
     def hidden(self, batch: Batch, caches: list[KVCache]) -> tuple[Tensor, Tensor]:
         """What the last layer gives and the residual to add to it, each ``[T, hidden]``; writes the KV of the batch."""
-        x = residual = self.embedding(batch.token_ids)
+        return self.transform(self.embedding(batch.token_ids), batch, caches)
+
+    def transform(self, x: Tensor, batch: Batch, caches: list[KVCache]) -> tuple[Tensor, Tensor]:
+        """The same of the tokens' embeddings, which it may overwrite."""
+        residual = x
         for index, block in enumerate(self.blocks):
             x, residual = block(x, residual if index else None, caches[index], self.cos_sin, batch)
         return x, residual

@@ -68,17 +68,18 @@ def prepare_product(
     """
     digits = 2 if has_outliers else 1
     products = [kernels.prepare_linear(quantized(weight, placement.quantization, digits)) for weight in fused(weights)]
-    return products[0] if len(products) == 1 else ProductsInTurn(products)
+    return products[0] if len(products) == 1 else ProductsInTurn(products, kernels)
 
 
 class ProductsInTurn:
     """``x [T, in] -> [T, out]`` of matrices that could not be fused, because they are stored in different forms."""
 
-    def __init__(self, products: Sequence[Callable[[Tensor], Tensor]]) -> None:
+    def __init__(self, products: Sequence[Callable[[Tensor], Tensor]], kernels: Kernels) -> None:
         self._products = tuple(products)
+        self._kernels = kernels
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([product(x) for product in self._products], dim=-1)
+        return self._kernels.join_columns([product(x) for product in self._products])
 
 
 def quantized(weight: Weight, quantization: Quantization | None, input_digits: int = 1) -> Weight:
