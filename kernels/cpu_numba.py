@@ -1,16 +1,13 @@
-"""What all numba kernels share: how they are compiled, how they see tensors, how they are split over threads.
+"""What all numba kernels share: how they are compiled, and how they see tensors.
 
-A step of a small model calls some two hundred kernels, so a call must cost microseconds:
-
-* A kernel takes ``tensor.data_ptr()`` and makes the array inside: an array argument costs a microsecond, an integer
-  50 ns.
-* Each kernel is built twice. The serial build touches no thread pool and is used for small work and for one thread. The
-  parallel build divides rows over ``workers``, each taking every ``workers``-th, so that long and short rows mix.
+A kernel takes ``tensor.data_ptr()`` and makes the array inside: an array argument costs a microsecond, an integer 50 ns.
+What a model's layers call are steps of a team (cpu_team.py). What is called once a step of the engine is built twice:
+the serial build touches no thread pool and is used for small work and for one thread.
 
 Compiled code is cached on disk (``NUMBA_CACHE_DIR``). numba's cache keys know a kernel's own source file and the values
 that it closes over, but neither its compile options nor the helpers that it calls. Therefore each build closes over
-``parallel`` and the ``fingerprint`` of its file; and over no compiled function (those never compare equal in another
-process).
+the ``fingerprint`` of its file, and ``parallel`` where there are two; and over no compiled function (those never compare
+equal in another process).
 
 An array that a parallel loop writes is made inside the loop: numba drops writes to one made before it as unused.
 """
