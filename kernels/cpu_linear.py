@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .cpu_amx import has_amx
-from .cpu_linear_amx import AmxInt8Linear
+from .cpu_linear_amx import AmxHalfLinear, AmxInt8Linear
 from .cpu_linear_float import FloatLinear
 from .cpu_linear_int4 import Int4Linear
 from .cpu_linear_int8 import Int8Linear
@@ -49,11 +49,13 @@ def prepare_linear(team: Team, weight: Weight, bias: Tensor | None = None) -> Ca
         return Int4Linear(team, weight, bias)
     if isinstance(weight, Int8Weight):
         return _int8_linear(team, weight, bias)
-    return FloatLinear(team, weight, bias) if weight.dtype == torch.float32 else HalfLinear(team, weight, bias)
+    if weight.dtype == torch.float32:
+        return FloatLinear(team, weight, bias)
+    return AmxHalfLinear(team, weight, bias) if has_amx(weight.dtype) else HalfLinear(team, weight, bias)
 
 
 def _int8_linear(team: Team, weight: Int8Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    if has_amx():
+    if has_amx(torch.int8):
         return AmxInt8Linear(team, weight, bias)
     if HAS_INT8_TILE:
         return Int8Linear(team, weight, bias)

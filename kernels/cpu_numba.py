@@ -1,12 +1,12 @@
 """What all numba kernels share: how they are compiled, and how they see tensors.
 
-A kernel takes ``tensor.data_ptr()`` and makes the array inside: an array argument costs a microsecond, an integer 50 ns.
-What a model's layers call are steps of a team (cpu_team.py). What is called once a step of the engine is built twice:
-the serial build touches no thread pool and is used for small work and for one thread.
+A kernel takes ``tensor.data_ptr()`` and makes the array inside: an array argument costs a microsecond, an integer 50
+ns. What a model's layers call are steps of a team (cpu_team.py). What is called once a step of the engine is built
+twice: the serial build touches no thread pool and is used for small work and for one thread.
 
 Compiled code is cached on disk (``NUMBA_CACHE_DIR``). numba's cache keys know a kernel's own source file and the values
-that it closes over, but neither its compile options nor the helpers that it calls. Therefore each build closes over
-the ``fingerprint`` of its file, and ``parallel`` where there are two; and over no compiled function (those never compare
+that it closes over, but neither its compile options nor the helpers that it calls. Therefore each build closes over the
+``fingerprint`` of its file, and ``parallel`` where there are two; and over no compiled function (those never compare
 equal in another process).
 
 An array that a parallel loop writes is made inside the loop: numba drops writes to one made before it as unused.

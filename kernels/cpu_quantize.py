@@ -1,4 +1,4 @@
-"""The inputs of products by int8 weights on CPUs: rows are quantised, each by its largest value."""
+"""The inputs of products by narrow weights on CPUs: rounded to bfloat16, or each row quantised by its largest value."""
 
 # Kernels are compiled by their own type systems.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -14,13 +14,13 @@ from numba import carray
 from torch import Tensor
 
 from .cpu_columns import Finish
-from .cpu_numba import exact_helper, fingerprint, largest_magnitude, pointer
+from .cpu_numba import bits_of_float, exact_helper, fingerprint, largest_magnitude, pointer
 from .cpu_program import Step, Team
 from .cpu_team import compile_step, note_done, rows_at_once, take, words
 from .kv_cache import SMALLEST_SCALE
 from .quantized import DIGIT_RATIO, LARGEST_INT8, Int8Weight
 
-_f32 = np.float32
+_f32, _i32 = np.float32, np.int32
 _LARGEST, _SMALLEST_SCALE, _RATIO = _f32(LARGEST_INT8), _f32(SMALLEST_SCALE), _f32(DIGIT_RATIO)
 
 
@@ -96,6 +96,47 @@ def quantize_step(
     scales = team.empty(values.shape[0])
     at = x.data_ptr(), 4 * x.stride(0), x.shape[1], digits, values.data_ptr(), depth, scales.data_ptr()
     return Step(_quantize(dtype).address, at), QuantizedRows(values, scales)
+
+
+@exact_helper
+def _halve_row(x, out):
+    """To the nearest bfloat16, ties to even: a float32's upper 16 bits. NaN stays NaN."""
+    for i in range(x.size):
+        bits = bits_of_float(x[i])
+        rounded = bits + _i32(0x7FFF) + ((bits >> _i32(16)) & _i32(1))
+        out[i] = np.int16((bits | _i32(0x400000) if x[i] != x[i] else rounded) >> _i32(16))
+    for i in range(x.size, out.size):
+        out[i] = 0
+
+
+@functools.cache
+def _halve() -> Any:
+    sources = fingerprint(__file__)
+
+    def halve(words_at, call_at, tally_at, member, team):
+        _ = sources  # for the cache's key
+        x_at, x_stride, width, values_at, depth = words(words_at, 5)
+        (rows,) = words(call_at, 1)
+        first, last = take(tally_at, rows, rows_at_once(width))
+        while first < last:
+            for row in range(first, last):
+                x = carray(pointer(x_at + row * x_stride), (width,), _f32)
+                _halve_row(x, carray(pointer(values_at + 2 * row * depth), (depth,), np.int16))
+            note_done(tally_at, first, last)
+            first, last = take(tally_at, rows, rows_at_once(width))
+        return rows
+
+    return compile_step(halve, exact=True)
+
+
+def halve_step(team: Team, x: Tensor, depth: int, *, multiple: int = 1) -> tuple[Step, Tensor]:
+    """Rounds rows of float32 ``x [T, in]`` to bfloat16 ``[T, depth]``, zeros behind the last input; and where to.
+
+    There is room for a multiple of rows.
+    """
+    values = team.empty(-(-x.shape[0] // multiple) * multiple, depth, dtype=torch.bfloat16)
+    at = x.data_ptr(), 4 * x.stride(0), x.shape[1], values.data_ptr(), depth
+    return Step(_halve().address, at), values
 
 
 def finish_int8(team: Team, weight: Int8Weight, bias: Tensor | None) -> tuple[Tensor | None, Finish]:

@@ -44,7 +44,7 @@ ELEMENTS_AT_ONCE = 8192
 """Elementwise work below this is not divided: it takes a member about a µs."""
 
 SPINS = 4096
-"""A member that waits looks so many times, some ten µs with no other thread on its processor, before it offers it."""
+"""A member that waits looks so many times, some 60 µs, before it offers its processor to others between looks."""
 
 _WORK = types.int64(*[types.int64] * 5)
 

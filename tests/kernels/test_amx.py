@@ -1,4 +1,5 @@
-"""A product by AMX tiles is the one by the tiles that every processor has, bit for bit."""
+"""A product of bytes by AMX tiles is the one by the tiles that every processor has, bit for bit; one of bfloat16 is
+exact but for the order of its sums."""
 
 from __future__ import annotations
 
@@ -9,12 +10,14 @@ from hypothesis import strategies as st
 
 from octavo.kernels import cpu_linear_int8, reference
 from octavo.kernels.cpu_amx import has_amx
-from octavo.kernels.cpu_linear_amx import AmxInt8Linear
+from octavo.kernels.cpu_linear_amx import AmxHalfLinear, AmxInt8Linear
 from octavo.kernels.cpu_linear_int8 import Int8Linear
 from octavo.kernels.cpu_program import Team
 from octavo.kernels.quantized import Int8Weight, dequantize, quantize_int8
 
-pytestmark = pytest.mark.skipif(not has_amx(), reason="this processor has no AMX for bytes, or Linux does not let us")
+pytestmark = pytest.mark.skipif(
+    not (has_amx(torch.int8) and has_amx(torch.bfloat16)), reason="this processor has no AMX, or Linux does not let us"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +54,44 @@ def test_a_row_does_not_depend_on_other_rows(num_rows: int, num_threads: int) ->
     x = torch.randn(500, 300)
     assert torch.equal(product(x[:num_rows]), product(x)[:num_rows])
     assert torch.equal(product(x[-num_rows:]), product(x)[-num_rows:])
+
+
+@settings(settings.get_profile("kernels"))
+@given(
+    num_rows=st.one_of(st.integers(0, 40), st.sampled_from([64, 65, 100])),
+    num_in=st.one_of(st.integers(1, 100), st.sampled_from([64, 1024])),
+    num_out=st.one_of(st.integers(1, 100), st.sampled_from([576, 1000])),
+    has_bias=st.booleans(),
+    num_threads=st.sampled_from([1, 2]),
+)
+def test_bfloat16(num_rows: int, num_in: int, num_out: int, has_bias: bool, num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    weight, x, bias = torch.randn(num_out, num_in).bfloat16(), torch.randn(num_rows, num_in), torch.randn(num_out)
+    product = AmxHalfLinear(Team(), weight, bias if has_bias else None)(x)
+    expected = x.bfloat16().double() @ weight.double().t() + (bias if has_bias else 0)
+    assert product.dtype == torch.float32
+    size = x.norm(dim=1)[:, None] * weight.double().norm(dim=1)
+    assert ((product - expected).abs() <= 1e-6 * size + 1e-6).all()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_rows", [1, 17, 500])
+def test_a_row_in_bfloat16_does_not_depend_on_other_rows(num_rows: int, num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    product = AmxHalfLinear(Team(), torch.randn(1000, 300).bfloat16())
+    x = torch.randn(500, 300)
+    assert torch.equal(product(x[:num_rows]), product(x)[:num_rows])
+    assert torch.equal(product(x[-num_rows:]), product(x)[-num_rows:])
+
+
+SPECIAL = [0.0, -0.0, 1.0, 1 + 2**-8, 1 + 3 * 2**-8, 3.3e38, 3.4e38, torch.inf, -torch.inf, torch.nan, 2e-38]
+
+
+def test_inputs_are_rounded_as_torch_rounds_them() -> None:
+    """To even; beyond the largest number to infinity."""
+    x = torch.cat((torch.tensor(SPECIAL), torch.randn(1000))).view(-1, 1)
+    one = AmxHalfLinear(Team(), torch.ones(1, 1).bfloat16())
+    torch.testing.assert_close(one(x), x.bfloat16().float(), atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("digits", [1, 2])

@@ -45,7 +45,7 @@ MODULES = [
     cpu_sample,
     cpu_team,
 ]
-if has_amx():
+if has_amx(torch.int8):
     MODULES.append(cpu_linear_amx)
 
 SOME: dict[str, Any] = {"kind": "int8", "dtype": torch.int8, "head_dim": 4, "group": 1}

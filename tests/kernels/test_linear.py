@@ -88,7 +88,7 @@ def test_int8_by_tiles_and_by_onednn_is_bit_equal(monkeypatch: pytest.MonkeyPatc
 
 
 def test_int8_without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_linear, "has_amx", lambda: False)
+    monkeypatch.setattr(cpu_linear, "has_amx", lambda dtype: False)
     assert isinstance(prepare_linear(Team(), quantize_int8(torch.randn(10, 10))), Int8Linear)
 
 

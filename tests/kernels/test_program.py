@@ -54,7 +54,7 @@ WEIGHTS: dict[str, Callable[[], Any]] = {
 def test_a_product(kind: str, has_amx: bool, num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(num_threads)
     if not has_amx:
-        monkeypatch.setattr(cpu_linear, "has_amx", lambda: False)
+        monkeypatch.setattr(cpu_linear, "has_amx", lambda dtype: False)
     kernels = cpu_kernels()
     product, x = kernels.prepare_linear(WEIGHTS[kind](), torch.randn(150)), torch.empty(CAPACITY, 96)
     program, out = team_of(kernels).record(lambda: product(x))
@@ -66,7 +66,7 @@ def test_a_product(kind: str, has_amx: bool, num_threads: int, monkeypatch: pyte
 
 def test_an_int8_product_whose_kernel_follows_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """By tiles or by oneDNN, where it has byte products."""
-    monkeypatch.setattr(cpu_linear, "has_amx", lambda: False)
+    monkeypatch.setattr(cpu_linear, "has_amx", lambda dtype: False)
     monkeypatch.setattr(cpu_linear_int8, "has_byte_products", lambda: True)
     kernels = cpu_kernels()
     product, x = kernels.prepare_linear(WEIGHTS["int8 two digits"](), torch.randn(150)), torch.randn(CAPACITY, 96)
