@@ -1,4 +1,4 @@
-"""The command line: ``octavo serve``, ``octavo model fetch``.
+"""The command line: ``octavo serve``, ``octavo model fetch``, ``octavo simulate``.
 
 Errors that a user can mend are one line on stderr and exit code 2. What escapes as another exception is a defect: it
 shows its traceback and ends with exit code 1. Commands are built when they are used, so that ``octavo --help`` loads
@@ -115,6 +115,22 @@ def _fetch_command() -> click.Command:
     return fetch
 
 
+def _simulate_command() -> click.Command:
+    from .simulate import SimulateOptions, simulate, simulate_parameters
+
+    @click.pass_context
+    def command(ctx: click.Context, /, **options: Any) -> None:
+        """Replay a trace of requests with the production router and scheduler, under a virtual clock.
+
+        Prints for each policy how often prompts were found in a prefix cache, how long requests waited, and how evenly
+        the groups were loaded. No GPU and no model is needed.
+        """
+        with _reported(ctx):
+            simulate(SimulateOptions(**options))
+
+    return click.Command("simulate", callback=command, help=command.__doc__, params=simulate_parameters())
+
+
 def _to_stderr(line: str) -> None:
     click.echo(line, err=True)
 
@@ -132,6 +148,7 @@ main = LazyGroup(
     entries={
         "serve": _Entry("Start a cluster that serves a model.", _serve_command),
         "model": _Entry("Download and convert models.", _model_command),
+        "simulate": _Entry("Replay a trace of requests on a simulated cluster.", _simulate_command),
     },
     help="Serve language models over many GPUs, by the page.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

@@ -32,7 +32,7 @@ def test_help_lists_the_commands_that_exist() -> None:
     result = octavo("--help")
     assert result.returncode == 0
     commands = result.stdout.partition("Commands:")[2].split("\n")
-    assert [line.split()[0] for line in commands if line.strip()] == ["serve", "model"]
+    assert [line.split()[0] for line in commands if line.strip()] == ["serve", "model", "simulate"]
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -1,0 +1,91 @@
+"""Skipping over steps that only decode gives, to the last bit, what stepping gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from octavo.router.simulator.metrics import Result
+from octavo.router.simulator.policies import CostPolicy
+from octavo.router.simulator.simulation import Simulation
+from octavo.router.simulator.traces import Trace
+
+
+def fingerprint(simulation: Simulation) -> list[Any]:
+    """What is left behind: in every engine, in its cache and its speeds, and in the router."""
+    groups = [line.group.engine for line in simulation.lines.values()]
+    left: list[Any] = [
+        (
+            dataclasses.asdict(engine.counters),
+            dataclasses.asdict(engine.scheduler.counters),
+            engine.scheduler.cache.snapshot(),
+            engine.scheduler.num_coming_blocks,
+            engine.speed.decode_step_s,
+            engine.speed.prefill_tokens_per_s,
+        )
+        for engine in groups
+    ]
+    policy = simulation.policy
+    if isinstance(policy, CostPolicy):
+        counters = dataclasses.asdict(policy.router.counters)
+        del counters["event_messages"]  # what happened in several steps comes in one message
+        left += [counters, policy.router.explain(1000)]
+    return left
+
+
+def comparable(result: Result) -> Result:
+    """Without what is summed up in another order."""
+    return dataclasses.replace(result, utilisation=round(result.utilisation, 9), inter_token=None)  # type: ignore[arg-type]
+
+
+CLUSTERS = {
+    "room for all": {},
+    "scarce blocks": {"num_blocks": 70, "max_num_batched_tokens": 16},
+    "few seats": {"max_num_seqs": 2},
+    "long reports": {"report_pause_s": 0.3, "report_delay_s": 0.05},
+    "large blocks": {"block_size": 16, "num_blocks": 40},
+    "target": {"target_itl_s": 0.02, "max_num_batched_tokens": 64},
+}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_coasting_equals_stepping(
+    make_trace: Callable[..., Trace], new_simulation: Callable[..., Simulation], cluster: str
+) -> None:
+    num_coasted = 0
+    for seed in range(2):
+        trace = make_trace(random.Random(seed), 50)
+        stepping = new_simulation(trace, coasts=False, **CLUSTERS[cluster])
+        coasting = new_simulation(trace, coasts=True, **CLUSTERS[cluster])
+        stepped, coasted = stepping.run(), coasting.run()
+        assert comparable(coasted) == comparable(stepped)
+        assert coasted.inter_token == pytest.approx(stepped.inter_token)
+        assert fingerprint(coasting) == fingerprint(stepping)
+        num_coasted += sum(line.group.num_coasted for line in coasting.lines.values())
+        for line in coasting.lines.values():
+            line.group.engine.check()
+    assert num_coasted > 20, "nothing was skipped, so nothing was shown"
+
+
+def test_the_tests_meet_scarcity(make_trace: Callable[..., Trace], new_simulation: Callable[..., Simulation]) -> None:
+    simulation = new_simulation(make_trace(random.Random(0), 60), **CLUSTERS["scarce blocks"])
+    result = simulation.run()
+    removed = [line.group.engine.scheduler.cache.num_blocks for line in simulation.lines.values()]
+    assert result.num_preemptions > 0
+    assert max(removed) <= 70
+    assert isinstance(simulation.policy, CostPolicy)
+    assert simulation.policy.router.counters.blocks_removed > 0
+
+
+def test_books_balance_at_any_time(make_trace: Callable[..., Trace], new_simulation: Callable[..., Simulation]) -> None:
+    simulation = new_simulation(make_trace(random.Random(1), 40), **CLUSTERS["scarce blocks"])
+    for number, _ in enumerate(simulation.steps()):
+        if number % 50 == 0:
+            for line in simulation.lines.values():
+                line.group.engine.check()
+            assert isinstance(simulation.policy, CostPolicy)
+            simulation.policy.router.check()
