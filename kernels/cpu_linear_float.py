@@ -14,8 +14,8 @@ from torch import Tensor
 from .cpu_columns import Finish
 from .cpu_numba import fingerprint
 from .cpu_program import Step, Team
-from .cpu_team import compile_step, note_done, share_of, take, words
-from .cpu_tiles import PANEL, TILE_ROWS, float_tile, place_of_task, rows_of_block
+from .cpu_team import compile_step, note_done, take, words
+from .cpu_tiles import PANEL, TILE_ROWS, float_tile, place_of_task, rows_of_block, what_to_prefetch
 
 PARALLEL_PRODUCTS = 131_072
 """Fewer multiplications than this are done by the calling thread alone; see ``cpu_numba.PARALLEL_ELEMENTS``."""
@@ -31,24 +31,31 @@ def _product() -> Any:
         (rows,) = words(call_at, 1)
         block_rows = rows_of_block(rows, TILE_ROWS, panels, team)
         tasks = -(-rows // block_rows) * panels
-        first, last = take(tally_at, tasks, share_of(tasks, team))
-        while first < last:
-            for task in range(first, last):
-                panel, begin, end, tile_rows = place_of_task(task, panels, block_rows, rows, TILE_ROWS)
-                for row in range(begin, end, tile_rows):
-                    float_tile(
-                        min(tile_rows, end - row),
-                        x_at + row * x_stride,
-                        x_stride,
-                        panels_at + 4 * panel * depth * PANEL,
-                        depth,
-                        bias_at + 4 * panel * PANEL,
-                        0,
-                        out_at + 4 * (row * panels + panel) * PANEL,
-                        4 * panels * PANEL,
-                    )
-            note_done(tally_at, first, last)
-            first, last = take(tally_at, tasks, share_of(tasks, team))
+        task, _ = take(tally_at, tasks, 1)
+        while task < tasks:
+            following, _ = take(tally_at, tasks, 1)
+            panel, begin, end, tile_rows = place_of_task(task, panels, block_rows, rows, TILE_ROWS)
+            panel_at = panels_at + 4 * panel * depth * PANEL
+            following_at = panels_at + 4 * (following % panels) * depth * PANEL
+            tiles = -(-(end - begin) // tile_rows)
+            for tile in range(tiles):
+                row = begin + tile * tile_rows
+                ahead, ahead_step = what_to_prefetch(tile, tiles, panel_at, following_at, depth)
+                float_tile(
+                    min(tile_rows, end - row),
+                    x_at + row * x_stride,
+                    x_stride,
+                    panel_at,
+                    depth,
+                    bias_at + 4 * panel * PANEL,
+                    0,
+                    out_at + 4 * (row * panels + panel) * PANEL,
+                    4 * panels * PANEL,
+                    ahead,
+                    ahead_step,
+                )
+            note_done(tally_at, task, task + 1)
+            task = following
         return tasks
 
     return compile_step(product, exact=True)

@@ -68,6 +68,8 @@ def _product() -> Any:
                             out_stride if group else 0,
                             to,
                             out_stride,
+                            codes_at + (place + 1) * (size // 2) * PANEL,
+                            PANEL // 2,
                         )
             note_done(tally_at, first, last)
             first, last = take(tally_at, tasks, share_of(tasks, team))

@@ -77,19 +77,35 @@ def place_of_task(task, panels, block_rows, rows, tile_rows):
     return task % panels, begin, end, rows_of_tile(end - begin, tile_rows)
 
 
+@helper
+def what_to_prefetch(tile, tiles, panel_at, following_at, depth):
+    """For one of the tiles that a panel passes by: where from, and how many bytes for each input channel.
+
+    One tile asks for its own panel, a little ahead. Several ask for the following one, a part each: memory is busy all
+    the time then, where the first would wait for it and the others leave it idle. 16 rows of SmolLM2-135M's layers, one
+    thread: 0.88 of the time, 48 rows 0.85.
+    """
+    if tiles == 1:
+        return panel_at + PREFETCH_BYTES, 4 * PANEL
+    step = -(-4 * PANEL // tiles)
+    return following_at + tile * depth * step, step
+
+
 @intrinsic
-def float_tile(typing_context: Any, rows, x, x_stride, panel, depth, first, first_stride, out, out_stride) -> Any:
+def float_tile(
+    typing_context: Any, rows, x, x_stride, panel, depth, first, first_stride, out, out_stride, ahead, ahead_step
+) -> Any:
     """``out[r, :PANEL] = first[r] + x[r, :depth] @ panel`` for ``rows`` rows, 1 to TILE_ROWS.
 
     All float32; x, panel, first and out are addresses, strides are in bytes. ``first`` is a bias with stride 0, or what
-    is in ``out`` already.
+    is in ``out`` already. ``ahead`` is prefetched meanwhile, ``ahead_step`` bytes for each input channel.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         _for_each_count(builder, arguments[0], TILE_ROWS, lambda rows: _float_tile(builder, rows, *arguments[1:]))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 9), generate
+    return types.void(*[types.int64] * 11), generate
 
 
 @intrinsic
@@ -148,7 +164,9 @@ def _for_each_count(builder: ir.IRBuilder, count: Any, most: int, emit: Callable
     builder.position_at_end(end)
 
 
-def _float_tile(builder, rows, x, x_stride, panel, depth, first, first_stride, out, out_stride) -> None:
+def _float_tile(
+    builder, rows, x, x_stride, panel, depth, first, first_stride, out, out_stride, ahead, ahead_step
+) -> None:
     sums = [[cgutils.alloca_once(builder, _floats) for _ in (0, 1)] for _ in range(rows)]
     for row, pair in enumerate(sums):
         for i, total in enumerate(pair):
@@ -157,8 +175,9 @@ def _float_tile(builder, rows, x, x_stride, panel, depth, first, first_stride, o
     row_at = [_row(builder, x, x_stride, row) for row in range(rows)]
     with cgutils.for_range(builder, depth) as loop:
         weight_at = builder.add(panel, builder.mul(loop.index, I64(4 * PANEL)))
+        ahead_at = builder.add(ahead, builder.mul(loop.index, ahead_step))
         for line in range(0, 4 * PANEL, 64):
-            prefetch(builder, plus(builder, weight_at, PREFETCH_BYTES + line))
+            prefetch(builder, plus(builder, ahead_at, line))
         weights = [load(builder, plus(builder, weight_at, 4 * _LANES * i), _floats) for i in (0, 1)]
         offset = builder.mul(loop.index, I64(4))
         for at, pair in zip(row_at, sums, strict=True):
