@@ -1,6 +1,6 @@
 """Paged attention on CPUs: the kernel, what it calls for each model's sizes and stored dtype, and its call.
 
-See cpu_attention_plan.py for how the work is divided, cpu_attention_tiles.py for what the arithmetic works on.
+See cpu_attention_plan.py for how the work is divided, cpu_attention_work.py for what a thread does with a task.
 """
 
 # Kernels are compiled by their own type systems.
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .cpu_attention_plan import AttentionPlanner, Planned, Scratch, build_work, call_work, merge
+from .cpu_attention_plan import AttentionPlanner, Planned, Scratch
 from .cpu_attention_softmax import LOG2_E
 from .cpu_attention_tiles import NO_WINDOW, Batch
+from .cpu_attention_work import build_work, call_work, merge
 from .cpu_numba import fingerprint, helper
 from .cpu_program import BatchSizes, Step, Team
 from .cpu_team import compile_step, float_of_word, note_done, take, word_of_float, words
@@ -34,11 +35,11 @@ PARALLEL_PAIRS = 512
 @helper
 def _read(words_at, call_at):
     """What changes from call to call, and what the steps of a layer work on."""
-    planned = Planned(*words(call_at + 8, 13))
+    planned = Planned(*words(call_at + 8, 14))
     scale, unit, soft_cap = words(words_at + 80, 3)
     numbers = float_of_word(scale), float_of_word(unit), float_of_word(soft_cap)
     batch = Batch(*planned[:5], *words(words_at, 10), *numbers)  # type: ignore[call-arg]
-    return planned, batch, Scratch(*planned[7:])
+    return planned, batch, Scratch(*planned[8:])
 
 
 @functools.cache
@@ -48,7 +49,7 @@ def _attend() -> Any:
     def attend(words_at, call_at, tally_at, member, team):
         _ = sources  # for the cache's key
         planned, batch, scratch = _read(words_at, call_at)
-        tasks = planned.num_entries * batch.num_kv_heads
+        tasks = planned.num_tasks * batch.num_kv_heads
         call_work(words(words_at + 104, 1)[0], batch, scratch, member, tasks, tally_at)
         return tasks
 
@@ -120,7 +121,7 @@ def paged_attention(
         [Step(_attend().address, own), Step(_merge().address, own)],
         query.shape[0],
         planned=(
-            AttentionPlanner(*tables, num_kv_heads, group, head_dim, window),
+            AttentionPlanner(*tables, block_size, num_kv_heads, group, head_dim, window),
             BatchSizes(query.shape[0], block_tables.shape[0], max_query_len, max_seq_len, block_tables.shape[1]),
         ),
         is_small=query.shape[0] * max_seq_len * num_kv_heads < PARALLEL_PAIRS,

@@ -2,8 +2,9 @@
 
 A task is some tokens of one sequence for one KV head. A sequence of many new tokens is cut into blocks of tokens, each
 against all keys it sees. One of few is cut into segments of its keys (flash-decoding, Dao et al. 2023), at positions
-that depend on nothing else, and merged in order: what comes out does not depend on the batch or on the number of
-threads.
+that depend on nothing else, and merged in order. Sequences whose segment is the same blocks, a prefix that they share,
+are done together, tile by tile, so that K and V are read from memory once for all of them. What comes out does not
+depend on the batch or on the number of threads.
 """
 
 # Kernels are compiled by their own type systems.
@@ -11,34 +12,17 @@ threads.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import carray, types
-from numba.extending import intrinsic
+from numba import carray
 from torch import Tensor
 
-from .cpu_attention_in_place import in_place
-from .cpu_attention_packed import packed
-from .cpu_attention_softmax import power_of_two
-from .cpu_attention_tiles import (
-    LINE,
-    Batch,
-    Buffers,
-    Rows,
-    buffer_floats,
-    finish_rows,
-    place_buffers,
-    round_up,
-    start_rows,
-)
-from .cpu_numba import Kernel, compile_callback, compile_kernel, fingerprint, helper, pointer
+from .cpu_attention_tiles import LINE, buffer_floats, round_up
+from .cpu_numba import Kernel, compile_kernel, fingerprint, helper, pointer
 from .cpu_program import BatchSizes
-from .cpu_team import note_done, take
 from .cpu_vectors import LANES, ROWS
 
 SHORT_QUERY = 8
@@ -51,10 +35,16 @@ PACKED_ROWS = 384
 """Rows of a task of many tokens: packing a tile costs some ten rows' work, and with 64 float32 each they and their sums
 take 200 KiB of a second-level cache."""
 
-ENTRY = 7
-"""int32 of the plan for a task of every KV head: sequence, first token, tokens, first key, end key, piece, pieces."""
+ENTRY = 10
+"""int32 of the plan for some tokens of a sequence and some keys: sequence, first token, tokens, first key, end key,
+piece, pieces; the next entry of the same task, or -1; of the first of a task their number, else 0; and, in the entry
+numbered as a task, which entry is the first of that task."""
 
-_f32 = np.float32
+TASKS_PER_THREAD = 8
+"""So many at least, where entries are joined, so that threads end at about the same time."""
+
+MOST_TOGETHER = 16
+"""Entries of a task: sequences that share a segment."""
 
 
 def tokens_of_block(group: int) -> int:
@@ -79,9 +69,11 @@ def scratch_sizes(
 ) -> Sizes:
     """Pages of it that are not written take no memory."""
     block = tokens_of_block(group)
-    num_rows = min(max_query_len, block) * group
-    entries = num_seqs * (-(-max_seq_len // SEGMENT) + 1) + num_tokens // block
     num_partial_rows = round_up(min(max_query_len, SHORT_QUERY) * group, ROWS)
+    num_rows = min(max_query_len, block) * group
+    if num_seqs > 1 and max_seq_len > SEGMENT:
+        num_rows = max(num_rows, MOST_TOGETHER * num_partial_rows)
+    entries = num_seqs * (-(-max_seq_len // SEGMENT) + 1) + num_tokens // block
     return Sizes(
         num_rows,
         round_up(entries * ENTRY, LINE),
@@ -102,24 +94,19 @@ class Scratch(NamedTuple):
     partial: Any
 
 
-_WORK_ARGUMENTS = (
-    types.NamedTuple([types.int64] * 15 + [types.float64] * 3, Batch),
-    types.NamedUniTuple(types.int64, len(Scratch._fields), Scratch),
-    types.int64,
-    types.int64,
-    types.int64,
-)
-
-
 def _build_make_plan() -> Kernel:
     sources = fingerprint(__file__)
 
-    def make_plan(lens_at, starts_at, num_seqs, window, plan_at, block):
-        """Returns the number of entries, and the most pieces of a sequence. The longest tasks come first."""
+    def make_plan(tables_at, table_width, block_size, lens_at, starts_at, num_seqs, window, plan_at, block, shares):
+        """Returns the numbers of entries and tasks, and the most pieces of a sequence. The longest tasks come first.
+
+        There will be ``shares`` tasks or more if there are as many entries.
+        """
         _ = sources  # for the cache's key
         lens = carray(pointer(lens_at), (num_seqs,), np.int32)
         starts = carray(pointer(starts_at), (num_seqs + 1,), np.int32)
         num, most = np.int64(0), np.int64(1)
+        tables = Tables(tables_at, table_width, block_size)
         for seq in range(num_seqs):
             tokens = np.int64(starts[seq + 1] - starts[seq])
             if tokens > SHORT_QUERY:
@@ -131,6 +118,7 @@ def _build_make_plan() -> Kernel:
                     end_key = before + first + size
                     _enter(plan_at, num, seq, first, size, first_key, end_key, np.int64(0), np.int64(1))
                     num += 1
+        num_long = num
         for seq in range(num_seqs):
             tokens = np.int64(starts[seq + 1] - starts[seq])
             if 0 < tokens <= SHORT_QUERY:
@@ -144,12 +132,20 @@ def _build_make_plan() -> Kernel:
                     _enter(plan_at, num, seq, np.int64(0), tokens, first_key, segment_end, piece, pieces)
                     first_key = segment_end
                     num += 1
-        return num, most
+        return num, _make_tasks(plan_at, num_long, num, min(MOST_TOGETHER, num // shares), tables), most
 
     return compile_kernel(make_plan, parallel=False)
 
 
 _MAKE_PLAN = _build_make_plan()
+
+
+class Tables(NamedTuple):
+    """Block tables: the address, blocks of a row, tokens of a block."""
+
+    at: Any
+    width: Any
+    block_size: Any
 
 
 class Planned(NamedTuple):
@@ -161,6 +157,8 @@ class Planned(NamedTuple):
     num_seqs: Any
     max_blocks: Any
     num_entries: Any
+    num_tasks: Any
+    """Of each KV head."""
     pieces: Any
     """The most of a sequence: with one, nothing is merged."""
     num_rows: Any
@@ -178,6 +176,7 @@ class AttentionPlanner:
     tables_at: int
     lens_at: int
     starts_at: int
+    block_size: int
     num_kv_heads: int
     group: int
     """Query heads of a KV head."""
@@ -198,121 +197,72 @@ class AttentionPlanner:
         plan_at = memory.data_ptr()
         buffers_at = plan_at + 4 * of.plan
         partials_at = buffers_at + 4 * threads * of.buffers
-        block = tokens_of_block(self.group)
-        entries: Any = _MAKE_PLAN(self.lens_at, self.starts_at, sizes.num_seqs, self.window, plan_at, block)
+        tables = self.tables_at, sizes.table_width, self.block_size
+        shares = -(-TASKS_PER_THREAD * threads // self.num_kv_heads)
+        how = self.window, plan_at, tokens_of_block(self.group), shares
+        entries: Any = _MAKE_PLAN(*tables, self.lens_at, self.starts_at, sizes.num_seqs, *how)
         batch = self.tables_at, self.lens_at, self.starts_at, sizes.num_seqs, sizes.table_width
         scratch = of.num_rows, plan_at, buffers_at, of.buffers, partials_at, of.partial
         return Planned._make((*batch, *entries, *scratch)), memory
 
 
 @helper
-def _entry(plan_at, index):
+def _make_tasks(plan_at, num_long, num_entries, limit, tables):
+    """Returns their number. Pieces of several sequences that are the same blocks become one task, up to ``limit``."""
+    num_tasks, own_first = np.int64(0), num_long
+    for index in range(num_entries):
+        own = entry_at(plan_at, index)
+        if index >= num_long and own[5] == 0:
+            own_first = index
+        first = _task_to_join(plan_at, num_long, own_first, index, limit, tables) if index >= num_long else np.int64(-1)
+        if first < 0:
+            own[8] = 1
+            entry_at(plan_at, num_tasks)[9] = index
+            num_tasks += 1
+        else:
+            entry_at(plan_at, first)[8] += 1
+            while entry_at(plan_at, first)[7] >= 0:
+                first = np.int64(entry_at(plan_at, first)[7])
+            entry_at(plan_at, first)[7] = index
+    return num_tasks
+
+
+@helper
+def _task_to_join(plan_at, num_long, own_first, index, limit, tables):
+    """The first entry of a task that an entry, of a sequence whose first one is ``own_first``, may join; or -1."""
+    own = entry_at(plan_at, index)
+    if own[6] == 1 or own[3] % SEGMENT != 0 or own[4] - own[3] != SEGMENT or SEGMENT % tables.block_size != 0:
+        return np.int64(-1)
+    begin = np.int64(num_long)
+    while begin < own_first:
+        pieces, other = np.int64(entry_at(plan_at, begin)[6]), begin + own[5]
+        if own[5] < pieces and _may_join(entry_at(plan_at, other), own, limit, tables):
+            return other
+        begin += pieces
+    return np.int64(-1)
+
+
+@helper
+def _may_join(first, own, limit, tables):
+    if not 0 < first[8] < limit or first[2] != own[2] or first[3] != own[3] or first[4] != own[4]:
+        return False
+    block, num_blocks = own[3] // tables.block_size, SEGMENT // tables.block_size
+    ours = carray(pointer(tables.at + 4 * (own[0] * tables.width + block)), (num_blocks,), np.int32)
+    theirs = carray(pointer(tables.at + 4 * (first[0] * tables.width + block)), (num_blocks,), np.int32)
+    for i in range(num_blocks):  # noqa: SIM110 numba has no all()
+        if ours[i] != theirs[i]:
+            return False
+    return True
+
+
+@helper
+def entry_at(plan_at, index):
     return carray(pointer(plan_at + 4 * ENTRY * index), (ENTRY,), np.int32)
 
 
 @helper
 def _enter(plan_at, num, seq, first, tokens, first_key, end_key, piece, pieces):
-    entry = _entry(plan_at, num)
+    entry = entry_at(plan_at, num)
     entry[0], entry[1], entry[2] = seq, first, tokens
     entry[3], entry[4], entry[5], entry[6] = first_key, end_key, piece, pieces
-
-
-@helper
-def _rows_of(batch, entry, head):
-    seq, first = np.int64(entry[0]), np.int64(entry[1])
-    lens = carray(pointer(batch.lens_at), (batch.num_seqs,), np.int32)
-    starts = carray(pointer(batch.starts_at), (batch.num_seqs + 1,), np.int32)
-    position = np.int64(lens[seq]) - np.int64(starts[seq + 1] - starts[seq]) + first
-    table_at = batch.tables_at + 4 * seq * batch.max_blocks
-    token = np.int64(starts[seq]) + first
-    return Rows(table_at, head, token, np.int64(entry[2]), position, np.int64(entry[3]), np.int64(entry[4]))
-
-
-@helper
-def _partial_of(scratch, task, own, head_dim):
-    """A thread's own buffers, but for sums: attended, total and bound lie in a task's partial, one after the other."""
-    at, rows = scratch.partials_at + 4 * scratch.partial * task, scratch.partial // (head_dim + 1 + LANES)
-    total = at + 4 * rows * head_dim
-    bound = total + 4 * rows * LANES
-    return Buffers(own.query, at, bound, total, own.scores, own.k_scale, own.v_scale, own.tile, own.transposed)
-
-
-@functools.cache
-def build_work(head_dim: int, group: int, kind: str) -> Any:
-    """What each thread does: takes tasks until there are no more. ``address`` is what ``call_work`` calls.
-
-    Sizes are literals in it: they decide what registers hold. ``np.int64`` makes plain numbers of them.
-    """
-    sources = fingerprint(__file__)
-
-    def work(batch, scratch, member, num_tasks, tally_at):
-        _ = sources  # for the cache's key
-        # No literals for what need not know them: it is compiled once, not for each model's sizes.
-        width, height = np.int64(head_dim), np.int64(group)
-        own = place_buffers(scratch.buffers_at + 4 * scratch.buffers * member, scratch.num_rows, height, width)
-        task, _ = take(tally_at, num_tasks, 1)
-        while task < num_tasks:
-            entry = _entry(scratch.plan_at, task // batch.num_kv_heads)
-            rows = _rows_of(batch, entry, task % batch.num_kv_heads)
-            whole = entry[6] == 1
-            buffers = own if whole else _partial_of(scratch, task, own, width)
-            start_rows(batch, rows, buffers, height, width)
-            if rows.num_tokens <= SHORT_QUERY:
-                in_place(batch, rows, buffers, group, head_dim, kind)
-            else:
-                packed(batch, rows, buffers, group, head_dim, kind)
-            if whole:
-                finish_rows(batch, rows, buffers, height, width)
-            note_done(tally_at, task, task + 1)
-            task, _ = take(tally_at, num_tasks, 1)
-
-    return compile_callback(work, types.void(*_WORK_ARGUMENTS))
-
-
-@intrinsic
-def call_work(
-    typing_context: Any, work_at: Any, batch: Any, scratch: Any, member: Any, num_tasks: Any, tally_at: Any
-) -> Any:
-    """Of ``build_work``. By address: whoever calls is compiled once for all models, and work once for all callers."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds = [argument.type for argument in arguments[1:]]
-        function_type = ir.FunctionType(context.get_value_type(signature.return_type), kinds)
-        return builder.call(builder.inttoptr(arguments[0], function_type.as_pointer()), arguments[1:])
-
-    return types.void(types.int64, *_WORK_ARGUMENTS), generate
-
-
-@helper
-def merge(batch, scratch, index, group, head_dim):
-    """Puts the segments of a sequence, whose first one is an entry's, together in order, for each head."""
-    entry = _entry(scratch.plan_at, index)
-    if entry[5] > 0 or entry[6] == 1:
-        return
-    own = place_buffers(scratch.buffers_at, scratch.num_rows, group, head_dim)
-    for head in range(batch.num_kv_heads):
-        task = index * batch.num_kv_heads + head
-        rows = _rows_of(batch, entry, head)
-        first = _partial_of(scratch, task, own, head_dim)
-        for piece in range(1, entry[6]):
-            other = _partial_of(scratch, task + piece * batch.num_kv_heads, own, head_dim)
-            for row in range(rows.num_tokens * group):
-                _add_partial(first, other, row, head_dim)
-        finish_rows(batch, rows, first, group, head_dim)
-
-
-@helper
-def _add_partial(first, other, row, head_dim):
-    bound = carray(pointer(first.bound + 4 * row), (1,), _f32)
-    other_bound = carray(pointer(other.bound + 4 * row), (1,), _f32)
-    new_bound = max(bound[0], other_bound[0])
-    factor, other_factor = power_of_two(bound[0] - new_bound), power_of_two(other_bound[0] - new_bound)
-    bound[0] = new_bound
-    total = carray(pointer(first.total + 4 * row * LANES), (LANES,), _f32)
-    other_total = carray(pointer(other.total + 4 * row * LANES), (LANES,), _f32)
-    for lane in range(LANES):
-        total[lane] = total[lane] * factor + other_total[lane] * other_factor
-    attended = carray(pointer(first.attended + 4 * row * head_dim), (head_dim,), _f32)
-    other_attended = carray(pointer(other.attended + 4 * row * head_dim), (head_dim,), _f32)
-    for d in range(head_dim):
-        attended[d] = attended[d] * factor + other_attended[d] * other_factor
+    entry[7], entry[8] = -1, 0

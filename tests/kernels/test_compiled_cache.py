@@ -18,6 +18,7 @@ from numba.core.dispatcher import Dispatcher
 from octavo.kernels import (
     cpu_attention,
     cpu_attention_plan,
+    cpu_attention_work,
     cpu_cache,
     cpu_columns,
     cpu_elementwise,
@@ -35,6 +36,7 @@ from octavo.kernels.cpu_numba import fingerprint
 MODULES = [
     cpu_attention,
     cpu_attention_plan,
+    cpu_attention_work,
     cpu_cache,
     cpu_columns,
     cpu_elementwise,

@@ -15,13 +15,13 @@ LOAD_TWO_KERNELS = """
 import torch
 torch.set_num_threads(1)
 from numba.core import event
-from octavo.kernels import cpu_attention_plan
+from octavo.kernels import cpu_attention_work
 from octavo.kernels.backend import cpu_kernels
 compiled = event.RecordingListener()
 event.register("numba:compile", compiled)
 x = torch.ones(1, 64)
 cpu_kernels().rms_norm(x, x[0], 1e-5)
-cpu_attention_plan.build_work(4, 1, "float32")
+cpu_attention_work.build_work(4, 1, "float32")
 print(len(compiled.buffer) > 0)
 """
 
