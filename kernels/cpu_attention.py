@@ -29,7 +29,7 @@ STORED = (torch.float32, torch.int8, torch.float8_e4m3fn)
 """The cache's dtypes that are read where they lie."""
 
 PARALLEL_PAIRS = 512
-"""Pairs of a token and a key, over all KV heads, below which waking other threads costs more than they bring."""
+"""Tokens times KV heads times the longest context, below which waking other threads costs more than they bring."""
 
 
 @helper

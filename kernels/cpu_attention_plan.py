@@ -36,9 +36,14 @@ PACKED_ROWS = 384
 take 200 KiB of a second-level cache."""
 
 ENTRY = 10
-"""int32 of the plan for some tokens of a sequence and some keys: sequence, first token, tokens, first key, end key,
-piece, pieces; the next entry of the same task, or -1; of the first of a task their number, else 0; and, in the entry
-numbered as a task, which entry is the first of that task."""
+"""int32 of the plan for some tokens of a sequence against some keys: an entry."""
+SEQ, FIRST_TOKEN, TOKENS, FIRST_KEY, END_KEY = range(5)
+PIECE, PIECES = 5, 6
+"""Which of the sequence's segments, and how many it has."""
+NEXT, MEMBERS = 7, 8
+"""The next entry of the same task, or -1; of the first of a task the number of them, else 0."""
+FIRST_OF_TASK = 9
+"""In the entry numbered as a task: which entry is the first of that task."""
 
 TASKS_PER_THREAD = 8
 """So many at least, where entries are joined, so that threads end at about the same time."""
@@ -64,22 +69,18 @@ class Sizes(NamedTuple):
     num_partials: int
 
 
-def scratch_sizes(
-    num_tokens: int, max_query_len: int, num_seqs: int, max_seq_len: int, num_kv_heads: int, group: int, head_dim: int
-) -> Sizes:
+def scratch_sizes(sizes: BatchSizes, num_entries: int, num_kv_heads: int, group: int, head_dim: int) -> Sizes:
     """Pages of it that are not written take no memory."""
-    block = tokens_of_block(group)
-    num_partial_rows = round_up(min(max_query_len, SHORT_QUERY) * group, ROWS)
-    num_rows = min(max_query_len, block) * group
-    if num_seqs > 1 and max_seq_len > SEGMENT:
+    num_partial_rows = round_up(min(sizes.max_query_len, SHORT_QUERY) * group, ROWS)
+    num_rows = min(sizes.max_query_len, tokens_of_block(group)) * group
+    if sizes.num_seqs > 1 and sizes.max_seq_len > SEGMENT:
         num_rows = max(num_rows, MOST_TOGETHER * num_partial_rows)
-    entries = num_seqs * (-(-max_seq_len // SEGMENT) + 1) + num_tokens // block
     return Sizes(
         num_rows,
-        round_up(entries * ENTRY, LINE),
+        round_up(num_entries * ENTRY, LINE),
         buffer_floats(num_rows, group, head_dim),
         round_up(num_partial_rows * (head_dim + 1 + LANES), LINE),
-        entries * num_kv_heads,
+        num_entries * num_kv_heads,
     )
 
 
@@ -137,7 +138,27 @@ def _build_make_plan() -> Kernel:
     return compile_kernel(make_plan, parallel=False)
 
 
-_MAKE_PLAN = _build_make_plan()
+def _build_count_entries() -> Kernel:
+    sources = fingerprint(__file__)
+
+    def count_entries(lens_at, starts_at, num_seqs, window, block):
+        """The number of entries that ``make_plan`` will make."""
+        _ = sources  # for the cache's key
+        lens = carray(pointer(lens_at), (num_seqs,), np.int32)
+        starts = carray(pointer(starts_at), (num_seqs + 1,), np.int32)
+        num = np.int64(0)
+        for seq in range(num_seqs):
+            tokens, end = np.int64(starts[seq + 1] - starts[seq]), np.int64(lens[seq])
+            if tokens > SHORT_QUERY:
+                num += (tokens - 1) // block + 1
+            elif tokens > 0:
+                num += (end - 1) // SEGMENT + 1 - max(0, end - tokens + 1 - window) // SEGMENT
+        return num
+
+    return compile_kernel(count_entries, parallel=False)
+
+
+_COUNT_ENTRIES, _MAKE_PLAN = _build_count_entries(), _build_make_plan()
 
 
 class Tables(NamedTuple):
@@ -184,23 +205,17 @@ class AttentionPlanner:
     window: int
 
     def plan(self, sizes: BatchSizes, threads: int) -> tuple[Planned, Tensor]:
-        of = scratch_sizes(
-            sizes.num_tokens,
-            sizes.max_query_len,
-            sizes.num_seqs,
-            sizes.max_seq_len,
-            self.num_kv_heads,
-            self.group,
-            self.head_dim,
-        )
+        block = tokens_of_block(self.group)
+        lens = self.lens_at, self.starts_at, sizes.num_seqs, self.window
+        num_entries: Any = _COUNT_ENTRIES(*lens, block)
+        of = scratch_sizes(sizes, num_entries, self.num_kv_heads, self.group, self.head_dim)
         memory = torch.empty(of.plan + threads * of.buffers + of.num_partials * of.partial)
         plan_at = memory.data_ptr()
         buffers_at = plan_at + 4 * of.plan
         partials_at = buffers_at + 4 * threads * of.buffers
         tables = self.tables_at, sizes.table_width, self.block_size
         shares = -(-TASKS_PER_THREAD * threads // self.num_kv_heads)
-        how = self.window, plan_at, tokens_of_block(self.group), shares
-        entries: Any = _MAKE_PLAN(*tables, self.lens_at, self.starts_at, sizes.num_seqs, *how)
+        entries: Any = _MAKE_PLAN(*tables, *lens, plan_at, block, shares)
         batch = self.tables_at, self.lens_at, self.starts_at, sizes.num_seqs, sizes.table_width
         scratch = of.num_rows, plan_at, buffers_at, of.buffers, partials_at, of.partial
         return Planned._make((*batch, *entries, *scratch)), memory
@@ -208,47 +223,63 @@ class AttentionPlanner:
 
 @helper
 def _make_tasks(plan_at, num_long, num_entries, limit, tables):
-    """Returns their number. Pieces of several sequences that are the same blocks become one task, up to ``limit``."""
-    num_tasks, own_first = np.int64(0), num_long
+    """Returns their number. Pieces of several sequences that are the same blocks become one task, up to ``limit``.
+
+    Who shares a segment shares all before it: a sequence is compared with those from the one on that it joined last,
+    and with none after a segment that it shares with nobody.
+    """
+    num_tasks, own_begin, begin = np.int64(0), num_long, num_long
     for index in range(num_entries):
-        own = entry_at(plan_at, index)
-        if index >= num_long and own[5] == 0:
-            own_first = index
-        first = _task_to_join(plan_at, num_long, own_first, index, limit, tables) if index >= num_long else np.int64(-1)
-        if first < 0:
-            own[8] = 1
-            entry_at(plan_at, num_tasks)[9] = index
+        own, joined = entry_at(plan_at, index), np.int64(-1)
+        if index >= num_long:
+            if own[PIECE] == 0:
+                own_begin, begin = np.int64(index), num_long
+            if _is_whole_segment(own, tables):
+                joined, begin = _task_to_join(plan_at, begin, own_begin, own, limit, tables)
+        if joined < 0:
+            own[MEMBERS] = 1
+            entry_at(plan_at, num_tasks)[FIRST_OF_TASK] = index
             num_tasks += 1
         else:
-            entry_at(plan_at, first)[8] += 1
-            while entry_at(plan_at, first)[7] >= 0:
-                first = np.int64(entry_at(plan_at, first)[7])
-            entry_at(plan_at, first)[7] = index
+            entry_at(plan_at, joined)[MEMBERS] += 1
+            while entry_at(plan_at, joined)[NEXT] >= 0:
+                joined = np.int64(entry_at(plan_at, joined)[NEXT])
+            entry_at(plan_at, joined)[NEXT] = index
     return num_tasks
 
 
 @helper
-def _task_to_join(plan_at, num_long, own_first, index, limit, tables):
-    """The first entry of a task that an entry, of a sequence whose first one is ``own_first``, may join; or -1."""
-    own = entry_at(plan_at, index)
-    if own[6] == 1 or own[3] % SEGMENT != 0 or own[4] - own[3] != SEGMENT or SEGMENT % tables.block_size != 0:
-        return np.int64(-1)
-    begin = np.int64(num_long)
-    while begin < own_first:
-        pieces, other = np.int64(entry_at(plan_at, begin)[6]), begin + own[5]
-        if own[5] < pieces and _may_join(entry_at(plan_at, other), own, limit, tables):
-            return other
+def _is_whole_segment(entry, tables):
+    size = entry[END_KEY] - entry[FIRST_KEY]
+    return (
+        entry[PIECES] > 1 and entry[FIRST_KEY] % SEGMENT == 0 and size == SEGMENT and SEGMENT % tables.block_size == 0
+    )
+
+
+@helper
+def _task_to_join(plan_at, begin, own_begin, own, limit, tables):
+    """The first entry of a task that an entry may join, and of its sequence; -1 and the entry's own sequence: none.
+
+    Looks at the sequences whose first entries are from ``begin`` to before ``own_begin``.
+    """
+    while begin < own_begin:
+        other = begin + own[FIRST_KEY] // SEGMENT - entry_at(plan_at, begin)[FIRST_KEY] // SEGMENT
+        pieces = np.int64(entry_at(plan_at, begin)[PIECES])
+        if begin <= other < begin + pieces and _may_join(entry_at(plan_at, other), own, limit, tables):
+            return np.int64(other), begin
         begin += pieces
-    return np.int64(-1)
+    return np.int64(-1), own_begin
 
 
 @helper
 def _may_join(first, own, limit, tables):
-    if not 0 < first[8] < limit or first[2] != own[2] or first[3] != own[3] or first[4] != own[4]:
+    if not 0 < first[MEMBERS] < limit or first[TOKENS] != own[TOKENS]:
         return False
-    block, num_blocks = own[3] // tables.block_size, SEGMENT // tables.block_size
-    ours = carray(pointer(tables.at + 4 * (own[0] * tables.width + block)), (num_blocks,), np.int32)
-    theirs = carray(pointer(tables.at + 4 * (first[0] * tables.width + block)), (num_blocks,), np.int32)
+    if first[FIRST_KEY] != own[FIRST_KEY] or first[END_KEY] != own[END_KEY]:
+        return False
+    block, num_blocks = own[FIRST_KEY] // tables.block_size, SEGMENT // tables.block_size
+    ours = carray(pointer(tables.at + 4 * (own[SEQ] * tables.width + block)), (num_blocks,), np.int32)
+    theirs = carray(pointer(tables.at + 4 * (first[SEQ] * tables.width + block)), (num_blocks,), np.int32)
     for i in range(num_blocks):  # noqa: SIM110 numba has no all()
         if ours[i] != theirs[i]:
             return False
@@ -263,6 +294,6 @@ def entry_at(plan_at, index):
 @helper
 def _enter(plan_at, num, seq, first, tokens, first_key, end_key, piece, pieces):
     entry = entry_at(plan_at, num)
-    entry[0], entry[1], entry[2] = seq, first, tokens
-    entry[3], entry[4], entry[5], entry[6] = first_key, end_key, piece, pieces
-    entry[7], entry[8] = -1, 0
+    entry[SEQ], entry[FIRST_TOKEN], entry[TOKENS] = seq, first, tokens
+    entry[FIRST_KEY], entry[END_KEY], entry[PIECE], entry[PIECES] = first_key, end_key, piece, pieces
+    entry[NEXT], entry[MEMBERS] = -1, 0

@@ -15,7 +15,21 @@ from numba.extending import intrinsic
 
 from .cpu_attention_in_place import in_place
 from .cpu_attention_packed import packed
-from .cpu_attention_plan import SHORT_QUERY, Scratch, entry_at
+from .cpu_attention_plan import (
+    END_KEY,
+    FIRST_KEY,
+    FIRST_OF_TASK,
+    FIRST_TOKEN,
+    MEMBERS,
+    NEXT,
+    PIECE,
+    PIECES,
+    SEQ,
+    SHORT_QUERY,
+    TOKENS,
+    Scratch,
+    entry_at,
+)
 from .cpu_attention_softmax import TILE, power_of_two
 from .cpu_attention_tiles import Batch, Buffers, Rows, finish_rows, place_buffers, start_rows
 from .cpu_numba import compile_callback, fingerprint, helper, pointer
@@ -35,13 +49,15 @@ _WORK_ARGUMENTS = (
 
 @helper
 def _rows_of(batch, entry, head):
-    seq, first = np.int64(entry[0]), np.int64(entry[1])
+    seq, first = np.int64(entry[SEQ]), np.int64(entry[FIRST_TOKEN])
     lens = carray(pointer(batch.lens_at), (batch.num_seqs,), np.int32)
     starts = carray(pointer(batch.starts_at), (batch.num_seqs + 1,), np.int32)
     position = np.int64(lens[seq]) - np.int64(starts[seq + 1] - starts[seq]) + first
     table_at = batch.tables_at + 4 * seq * batch.max_blocks
     token = np.int64(starts[seq]) + first
-    return Rows(table_at, head, token, np.int64(entry[2]), position, np.int64(entry[3]), np.int64(entry[4]))
+    return Rows(
+        table_at, head, token, np.int64(entry[TOKENS]), position, np.int64(entry[FIRST_KEY]), np.int64(entry[END_KEY])
+    )
 
 
 @helper
@@ -54,7 +70,7 @@ def _partial_of(scratch, task, own, head_dim):
 
 
 @helper
-def _member(batch, scratch, index, place, head, own, group, head_dim):
+def _entry_in_task(batch, scratch, index, place, head, own, group, head_dim):
     """The rows of an entry in a task of several, and its buffers: its query is the ``place``-th of the thread's own."""
     rows = _rows_of(batch, entry_at(scratch.plan_at, index), head)
     partial = _partial_of(scratch, index * batch.num_kv_heads + head, own, head_dim)
@@ -66,9 +82,9 @@ def _member(batch, scratch, index, place, head, own, group, head_dim):
 def _start_together(batch, scratch, index, head, own, group, head_dim):
     place = np.int64(0)
     while index >= 0:
-        rows, buffers = _member(batch, scratch, index, place, head, own, group, head_dim)
+        rows, buffers = _entry_in_task(batch, scratch, index, place, head, own, group, head_dim)
         start_rows(batch, rows, buffers, group, head_dim)
-        index, place = np.int64(entry_at(scratch.plan_at, index)[7]), place + 1
+        index, place = np.int64(entry_at(scratch.plan_at, index)[NEXT]), place + 1
 
 
 @functools.cache
@@ -86,20 +102,21 @@ def build_work(head_dim: int, group: int, kind: str) -> Any:
         own = place_buffers(scratch.buffers_at + 4 * scratch.buffers * member, scratch.num_rows, height, width)
         task, _ = take(tally_at, num_tasks, 1)
         while task < num_tasks:
-            index, head = np.int64(entry_at(scratch.plan_at, task // batch.num_kv_heads)[9]), task % batch.num_kv_heads
+            head = task % batch.num_kv_heads
+            index = np.int64(entry_at(scratch.plan_at, task // batch.num_kv_heads)[FIRST_OF_TASK])
             entry = entry_at(scratch.plan_at, index)
             rows = _rows_of(batch, entry, head)
-            whole = entry[6] == 1
+            whole = entry[PIECES] == 1
             buffers = own if whole else _partial_of(scratch, index * batch.num_kv_heads + head, own, width)
-            if entry[8] > 1:
+            if entry[MEMBERS] > 1:
                 _start_together(batch, scratch, index, head, own, height, width)
                 for start in range(rows.first_key, rows.end_key, TILE):
-                    member, place = index, np.int64(0)
-                    while member >= 0:
-                        rows, buffers = _member(batch, scratch, member, place, head, own, height, width)
+                    each, place = index, np.int64(0)
+                    while each >= 0:
+                        rows, buffers = _entry_in_task(batch, scratch, each, place, head, own, height, width)
                         tile = Rows(*rows[:5], start, start + TILE)  # type: ignore[call-arg]
                         in_place(batch, tile, buffers, group, head_dim, kind)
-                        member, place = np.int64(entry_at(scratch.plan_at, member)[7]), place + 1
+                        each, place = np.int64(entry_at(scratch.plan_at, each)[NEXT]), place + 1
             else:
                 start_rows(batch, rows, buffers, height, width)
                 if rows.num_tokens <= SHORT_QUERY:
@@ -132,14 +149,14 @@ def call_work(
 def merge(batch, scratch, index, group, head_dim):
     """Puts the segments of a sequence, whose first one is an entry's, together in order, for each head."""
     entry = entry_at(scratch.plan_at, index)
-    if entry[5] > 0 or entry[6] == 1:
+    if entry[PIECE] > 0 or entry[PIECES] == 1:
         return
     own = place_buffers(scratch.buffers_at, scratch.num_rows, group, head_dim)
     for head in range(batch.num_kv_heads):
         task = index * batch.num_kv_heads + head
         rows = _rows_of(batch, entry, head)
         first = _partial_of(scratch, task, own, head_dim)
-        for piece in range(1, entry[6]):
+        for piece in range(1, entry[PIECES]):
             other = _partial_of(scratch, task + piece * batch.num_kv_heads, own, head_dim)
             for row in range(rows.num_tokens * group):
                 _add_partial(first, other, row, head_dim)

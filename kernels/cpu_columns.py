@@ -62,7 +62,7 @@ def _finish() -> Any:
 
 class Finish:
     """From ``wide [digits * T, num_out or more]`` to ``[T, num_out]`` in x's dtype: the sum of a token's rows and of
-    ``bias``. ``wide`` itself where that is nothing to do."""
+    ``bias``. ``wide`` itself where there is nothing to do."""
 
     def __init__(self, team: Team, num_out: int, num_digits: int = 1, bias: Tensor | None = None) -> None:
         self._team = team

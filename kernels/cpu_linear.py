@@ -79,8 +79,11 @@ class HalfLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         out = self._team.empty(x.shape[0], self._num_out, dtype=x.dtype)
-        self._team.call(lambda rows: out[:rows].copy_(self._product(x[:rows].to(self._dtype))), x.shape[0])
+        self._team.call(self._fill, x.shape[0], x, out)
         return out
+
+    def _fill(self, rows: int, x: Tensor, out: Tensor) -> None:
+        out[:rows] = self._product(x[:rows].to(self._dtype))
 
     def _product(self, x: Tensor) -> Tensor:
         if not self._is_packed:

@@ -18,7 +18,7 @@ from .cpu_linear_float import as_rows, bias_of, padded
 from .cpu_numba import fingerprint, helper
 from .cpu_program import Step, Team
 from .cpu_quantize import finish_int8, halve_step, quantize_step
-from .cpu_team import compile_step, note_done, take, words
+from .cpu_team import compile_step, note_done, take, takes_ahead, words
 from .cpu_tiles import rows_of_block
 from .quantized import Int8Weight
 
@@ -39,7 +39,7 @@ def _product(dtype: torch.dtype) -> Any:
     sources, is_half = fingerprint(__file__), dtype == torch.bfloat16
 
     def product(words_at, call_at, tally_at, member, team):
-        """A task is a panel and a block of rows, taken one ahead, to prefetch its weights at the end of another."""
+        """A task is a panel and a block of rows, taken one ahead where there are many, to prefetch its weights."""
         _ = sources  # for the cache's key
         values_at, x_scales_at, digits, weight_at, depth, panels, scales_at, bias_at, out_at = words(words_at, 9)
         rows = digits * words(call_at, 1)[0]
@@ -49,8 +49,9 @@ def _product(dtype: torch.dtype) -> Any:
         if task >= tasks:
             return tasks
         configure_tiles()
+        reserves = takes_ahead(tasks, team)
         while task < tasks:
-            following, _ = take(tally_at, tasks, 1)
+            following = take(tally_at, tasks, 1)[0] if reserves else task + team
             panel, begin = task % panels, task // panels * block_rows
             to_prefetch = _address(following, panels, weight_at, depth)
             for row in range(begin, min(begin + block_rows, rows), AMX_ROWS):
@@ -69,7 +70,7 @@ def _product(dtype: torch.dtype) -> Any:
                 )
                 to_prefetch = 0
             note_done(tally_at, task, task + 1)
-            task = following
+            task = following if reserves else take(tally_at, tasks, 1)[0]
         release_tiles()
         return tasks
 
@@ -147,6 +148,6 @@ def _to_tiles(values: Tensor) -> Tensor:
     """int8 or bfloat16 ``[out, in]`` to int8 ``[out / AMX_PANEL, row bytes / AMX_DEPTH, 2, 16, 16 * 4]``, zeros filled
     up in both: see cpu_amx.py."""
     whole = F.pad(values, (0, -values.shape[1] % (AMX_DEPTH // values.itemsize), 0, -values.shape[0] % AMX_PANEL))
-    words = whole.view(torch.int32)
+    words = whole.contiguous().view(torch.int32)
     tiles = words.view(-1, 2, SIDE, words.shape[1] // SIDE, SIDE)
     return tiles.permute(0, 3, 1, 4, 2).contiguous().view(torch.int8)

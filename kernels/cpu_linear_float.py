@@ -14,7 +14,7 @@ from torch import Tensor
 from .cpu_columns import Finish
 from .cpu_numba import fingerprint
 from .cpu_program import Step, Team
-from .cpu_team import compile_step, note_done, take, words
+from .cpu_team import compile_step, note_done, take, takes_ahead, words
 from .cpu_tiles import PANEL, TILE_ROWS, float_tile, place_of_task, rows_of_block, what_to_prefetch
 
 PARALLEL_PRODUCTS = 131_072
@@ -26,14 +26,16 @@ def _product() -> Any:
     sources = fingerprint(__file__)
 
     def product(words_at, call_at, tally_at, member, team):
+        """A task is a panel and a block of rows, taken one ahead where there are many, to prefetch its weights."""
         _ = sources  # for the cache's key
         x_at, x_stride, panels_at, depth, panels, bias_at, out_at = words(words_at, 7)
         (rows,) = words(call_at, 1)
         block_rows = rows_of_block(rows, TILE_ROWS, panels, team)
         tasks = -(-rows // block_rows) * panels
         task, _ = take(tally_at, tasks, 1)
+        reserves = takes_ahead(tasks, team)
         while task < tasks:
-            following, _ = take(tally_at, tasks, 1)
+            following = take(tally_at, tasks, 1)[0] if reserves else task + team
             panel, begin, end, tile_rows = place_of_task(task, panels, block_rows, rows, TILE_ROWS)
             panel_at = panels_at + 4 * panel * depth * PANEL
             following_at = panels_at + 4 * (following % panels) * depth * PANEL
@@ -55,7 +57,7 @@ def _product() -> Any:
                     ahead_step,
                 )
             note_done(tally_at, task, task + 1)
-            task = following
+            task = following if reserves else take(tally_at, tasks, 1)[0]
         return tasks
 
     return compile_step(product, exact=True)

@@ -17,15 +17,12 @@ import torch
 from torch import Tensor
 
 from .cpu_columns import Finish
-from .cpu_linear_float import as_rows, bias_of, to_panels
+from .cpu_linear_float import PARALLEL_PRODUCTS, as_rows, bias_of, to_panels
 from .cpu_numba import fingerprint
 from .cpu_program import Step, Team
 from .cpu_team import compile_step, note_done, share_of, take, words
 from .cpu_tiles import PANEL, TILE_ROWS, float_tile, place_of_task, rows_of_block, widen_int4
 from .quantized import Int4Weight
-
-PARALLEL_PRODUCTS = 131_072
-"""Fewer multiplications than this are done by the calling thread alone; see ``cpu_numba.PARALLEL_ELEMENTS``."""
 
 
 @functools.cache
@@ -33,7 +30,7 @@ def _product() -> Any:
     sources = fingerprint(__file__)
 
     def product(words_at, call_at, tally_at, member, team):
-        """Tasks as in cpu_linear_float; groups of ``size`` input channels."""
+        """A task is a panel and a block of rows; a group is ``size`` input channels."""
         _ = sources  # for the cache's key
         x_at, x_stride, codes_at, scales_at, minimums_at, groups, size, panels, bias_at, out_at = words(words_at, 10)
         (rows,) = words(call_at, 1)
@@ -108,5 +105,9 @@ class Int4Linear:
         if permutation is None:
             return x
         out = self._team.empty(*x.shape)
-        self._team.call(lambda rows: torch.index_select(x[:rows], 1, permutation, out=out[:rows]), x.shape[0])
+
+        def permute(rows: int, x: Tensor, out: Tensor) -> None:
+            torch.index_select(x[:rows], 1, permutation, out=out[:rows])
+
+        self._team.call(permute, x.shape[0], x, out)
         return out

@@ -40,7 +40,7 @@ def _product() -> Any:
     sources = fingerprint(__file__)
 
     def product(words_at, call_at, tally_at, member, team):
-        """As cpu_linear_float's."""
+        """A task is a panel and a block of rows."""
         _ = sources  # for the cache's key
         values_at, x_scales_at, digits, panels_at, depth, panels, scales_at, bias_at, out_at = words(words_at, 9)
         rows = digits * words(call_at, 1)[0]
@@ -114,16 +114,17 @@ class Int8Linear:
         self._packed = OneDnnInt8(weight, self._bias) if has_byte_products() else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows, packed = as_rows(self._team, x), self._packed
-        if packed is None:
+        rows = as_rows(self._team, x)
+        if self._packed is None:
             return self._finish(self._by_tiles(rows), x)
         wide = self._team.empty(self._digits * rows.shape[0], self._bias.numel())
-        self._team.call(lambda count: self._by_rows(packed, rows[:count], wide), rows.shape[0])
+        self._team.call(self._by_rows, rows.shape[0], rows, wide)
         return self._finish(wide, x)
 
-    def _by_rows(self, packed: OneDnnInt8, rows: Tensor, wide: Tensor) -> None:
-        num_rows = self._digits * rows.shape[0]
-        product = packed(self._team, rows) if num_rows > TILED_ROWS else self._by_tiles(rows)
+    def _by_rows(self, count: int, rows: Tensor, wide: Tensor) -> None:
+        rows, num_rows = rows[:count], self._digits * count
+        by_onednn = self._packed is not None and num_rows > TILED_ROWS
+        product = self._packed(self._team, rows) if by_onednn else self._by_tiles(rows)  # type: ignore[misc]
         wide[:num_rows, : product.shape[1]] = product
 
     def _by_tiles(self, rows: Tensor) -> Tensor:

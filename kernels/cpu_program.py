@@ -56,15 +56,12 @@ class Planner(Protocol):
         """Words for the steps to read after the number of rows; and what must be kept while they run."""
         ...
 
-    def __hash__(self) -> int: ...
-
 
 class Team:
     """The threads of a rank: as many as torch has. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._program: Program | None = None
-        self._capacity = 0
 
     def run(
         self,
@@ -93,22 +90,30 @@ class Team:
         """``function(x)``, which works in place or gives a new tensor; not a kernel of the team."""
         if self._program is None:
             return function(x)
-        self._program.add_call(lambda rows: x[:rows].copy_(function(x[:rows])))
+        self.call(lambda rows, x: x[:rows].copy_(function(x[:rows])), x.shape[0], x)
         return x
 
     def join_columns(self, parts: Sequence[Tensor]) -> Tensor:
         """``[T, n]`` of each → ``[T, sum of n]``."""
         num_rows = parts[0].shape[0]
         out = self.empty(num_rows, sum(part.shape[1] for part in parts), dtype=parts[0].dtype)
-        self.call(lambda rows: torch.cat([part[:rows] for part in parts], dim=1, out=out[:rows]), num_rows)
+
+        def join(rows: int, out: Tensor, *parts: Tensor) -> None:
+            torch.cat([part[:rows] for part in parts], dim=1, out=out[:rows])
+
+        self.call(join, num_rows, out, *parts)
         return out
 
-    def call(self, function: Callable[[int], object], rows: int) -> None:
-        """``function(number of rows)``, now or whenever the program comes to it."""
+    def call(self, function: Callable[..., object], rows: int, *tensors: Tensor) -> None:
+        """``function(number of rows, *tensors)``, now or whenever the program comes to it.
+
+        It must refer to no other tensor of the program: those it is given leave their memory free to be used again.
+        """
         if self._program is None:
-            function(rows)
-        else:
-            self._program.add_call(function)
+            function(rows, *tensors)
+            return
+        aliases = [self._program.memory.alias(tensor) for tensor in tensors]
+        self._program.add_call(lambda rows: function(rows, *aliases))
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory for what a kernel gives. A program's is used again, but never for two tensors that both live."""
@@ -160,10 +165,10 @@ class Program:
 
     def add(self, steps: Sequence[Step], planner: Planner | None) -> None:
         own = 0 if planner is None else self._planners.setdefault(planner, CALL_WORDS * (1 + len(self._planners)))
-        if not self._parts or not isinstance(self._parts[-1], _Stretch):
-            self._parts.append(_Stretch())
-        stretch = self._parts[-1]
-        assert isinstance(stretch, _Stretch)
+        stretch = self._parts[-1] if self._parts else None
+        if not isinstance(stretch, _Stretch):
+            stretch = _Stretch()
+            self._parts.append(stretch)
         stretch.steps += steps
         stretch.own += [own] * len(steps)
 
@@ -183,6 +188,10 @@ class Program:
         self._call[::CALL_WORDS] = rows
         for planner, at in self._planners.items():
             more, keep = planner.plan(sizes, threads)
+            if len(more) >= CALL_WORDS:
+                raise ValueError(
+                    f"{type(planner).__name__} gives {len(more)} words; there is room for {CALL_WORDS - 1}"
+                )
             self._call[at + 1 : at + 1 + len(more)] = more
             kept.append(keep)
         for part in self._parts:
@@ -204,7 +213,7 @@ class Memory:
         return sum(block.nbytes for block, _ in self._blocks)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Aligned to a cache line. The last block that is large enough and free: it is in the caches."""
+        """Aligned to a cache line. The smallest block that is large enough and free."""
         num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         free = [i for i, (block, given) in enumerate(self._blocks) if given() is None and block.nbytes >= num_bytes]
         index = min(free, key=lambda i: self._blocks[i][0].nbytes, default=None)
@@ -216,6 +225,16 @@ class Memory:
         else:
             self._blocks[index] = given
         return torch.from_numpy(array).view(dtype).view(tuple(shape))
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """The same numbers, without a claim on their memory; a tensor from elsewhere itself."""
+        for block, _ in self._blocks:
+            offset = tensor.data_ptr() - block.ctypes.data
+            if 0 <= offset < block.nbytes:
+                size = tensor.itemsize
+                whole = torch.from_numpy(block[: block.nbytes // size * size]).view(tensor.dtype)
+                return whole.as_strided(tensor.shape, tensor.stride(), offset // size)
+        return tensor
 
 
 def _aligned(num_bytes: int) -> npt.NDArray[np.uint8]:
@@ -235,6 +254,6 @@ def _in_memory(steps: Sequence[Step], own: Sequence[int]) -> Words:
 
 
 def _run(steps: Words, call: Words, threads: int) -> None:
-    tallies = np.empty((len(steps), TALLY_WORDS), np.int64)
+    tallies = _aligned(8 * TALLY_WORDS * len(steps))
     at = steps.ctypes.data, len(steps), call.ctypes.data, tallies.ctypes.data
     RUN_STEPS[threads > 1](*at, threads)

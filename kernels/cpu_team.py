@@ -3,7 +3,7 @@
 A *step* is a compiled function and its arguments, 64-bit words. Every member of the team calls it, takes tasks from the
 step's tally until none is left, and goes on to the next step when all tasks are done, whoever did them: a member that
 comes late, because something else had its processor, passes what the others did without it. Only one that loses its
-processor in the middle of a task is waited for.
+processor in the middle of a task, or with one reserved, is waited for.
 
     def work(words_at, call_at, tally_at, member, team):        compiled by ``compile_step``
         x_at, width = words(words_at, 2)                        the same in each call
@@ -105,6 +105,13 @@ def take(tally_at, tasks, at_once):
 def share_of(tasks, team):
     """Tasks to take at once, so that each member takes some eight times."""
     return max(1, tasks // (8 * team))
+
+
+@helper
+def takes_ahead(tasks, team):
+    """Whether a member may reserve a task while it works on another, to know what to prefetch: where there are few, the
+    others would be left without."""
+    return tasks >= 8 * team
 
 
 @helper

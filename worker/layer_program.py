@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 class LayerProgram:
     """What ``model.hidden`` computes, for up to ``max_tokens`` tokens of up to ``max_num_seqs`` sequences.
 
-    Its inputs and outputs lie in buffers of its own. Those of long prompts are written by none but them: until then
-    they take no memory. Raises NotRecordable where a layer cannot be recorded.
+    Its inputs and outputs lie in buffers of its own. Rows beyond the longest step so far were never written: they take
+    no memory. Raises NotRecordable where a layer cannot be recorded.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class LayerProgram:
         sizes = [max_tokens, max_tokens, max_num_seqs, max_num_seqs + 1]
         self._positions, self._slot_mapping, self._seq_lens, self._starts = torch.split(numbers, sizes)
         self._tables = torch.empty(max_num_seqs * max_blocks, dtype=torch.int32)
-        most = Batch(
+        most = Batch(  # the sizes and the token ids do not matter: nothing is computed yet
             self._positions,
             self._positions,
             self._slot_mapping,

@@ -44,7 +44,8 @@ def test_tokens_are_quantised_on_the_way(
     """To the bit as the reference: to nearest even, each token and head by its largest value, zeros too."""
     num_tokens, num_heads, block_size, head_dim = 30, 3, 16, 80
     spread = torch.logspace(-4, 0, head_dim)
-    key, value = (torch.randn(2, num_tokens, num_heads, head_dim) * spread).to(dtype)
+    # Without -0.0, whose sign an interpreted conversion to fp8 loses.
+    key, value = (torch.randn(2, num_tokens, num_heads, head_dim) * spread).to(dtype) + 0.0
     key[3] = 0.0
     # Halfway between two numbers of either dtype, once the largest is 127 or 448.
     value[4, :, :4] = torch.tensor([LARGEST[kv_dtype], 2.5, 3.5, 17.0])

@@ -25,13 +25,13 @@ def share(batch: Any, num_blocks: dict[int, int]) -> Any:
     return replace(batch, block_tables=tables)
 
 
-def num_tasks(batch: Any, threads: int, num_kv_heads: int = 2) -> tuple[int, int]:
+def num_tasks(batch: Any, threads: int, num_kv_heads: int = 2, block_size: int = BLOCK) -> tuple[int, int]:
     """Entries and tasks of each KV head."""
     at = (tensor.data_ptr() for tensor in (batch.block_tables, batch.seq_lens, batch.query_start_loc))
     window = batch.sliding_window or 1 << 30
     longest = int(batch.query_start_loc.diff().max())
     sizes = BatchSizes(len(batch.query), *batch.seq_lens.shape, longest, 4000, batch.block_tables.shape[1])
-    plan, _ = AttentionPlanner(*at, BLOCK, num_kv_heads, 3, 64, window).plan(sizes, threads)
+    plan, _ = AttentionPlanner(*at, block_size, num_kv_heads, 3, 64, window).plan(sizes, threads)
     return plan.num_entries, plan.num_tasks
 
 
@@ -42,10 +42,23 @@ def test_each_sequence_gets_what_it_gets_alone(
     batch_maker: MakeBatch, window: int | None, kv_dtype: torch.dtype, num_threads: int
 ) -> None:
     torch.set_num_threads(num_threads)
-    seqs = [(1100, 1), (1300, 1), (1030, 1), (1100, 3), (1100, 1), (600, 1), (1024, 40), (1023, 1)]
+    seqs = [
+        (1100, 1),
+        (1300, 1),
+        (1030, 1),
+        (1100, 3),
+        (1100, 1),
+        (600, 1),
+        (1024, 40),
+        (1023, 1),
+        (1200, 3),
+        (1030, 3),
+    ]
     made = batch_maker(seqs, kv_dtype=kv_dtype, sliding_window=window, soft_cap=30.0)
-    batch = share(made, {1: 64, 2: 64, 3: 64, 4: 33, 5: 32, 6: 64, 7: 64})
+    batch = share(made, {1: 64, 2: 64, 3: 64, 4: 33, 5: 32, 6: 64, 7: 64, 8: 64, 9: 64})
     kernels = cpu_kernels()
+    num_entries, num_joined_tasks = num_tasks(batch, 1, num_kv_heads=8)
+    assert num_joined_tasks < num_entries
     together = batch.attend(kernels)
     torch.testing.assert_close(together, batch.attend(reference_kernels()), atol=2e-5, rtol=0)
     for seq, (cached, new) in enumerate(seqs):
@@ -80,5 +93,10 @@ def test_there_is_work_for_every_thread(batch_maker: MakeBatch) -> None:
 
 def test_blocks_that_do_not_divide_a_segment_are_not_joined(batch_maker: MakeBatch) -> None:
     batch = share(batch_maker([(1100, 1)] * 4, block_size=48), {1: 22, 2: 22, 3: 22})
-    whole = batch.attend(cpu_kernels())
-    torch.testing.assert_close(whole, batch.attend(reference_kernels()), atol=2e-5, rtol=0)
+    assert num_tasks(batch, 1, num_kv_heads=8, block_size=48) == (12, 12)
+
+
+def test_with_a_window_segments_are_joined_by_their_place(batch_maker: MakeBatch) -> None:
+    """The third is the first sequence's third and the others' second."""
+    batch = share(batch_maker([(1600, 1), (1700, 1), (1710, 1)], sliding_window=1100), {1: 96, 2: 96})
+    assert num_tasks(batch, 1, num_kv_heads=8) == (10, 8)

@@ -54,6 +54,7 @@ def test_it_computes_what_the_kernels_one_by_one_do(tmp_path: Path, start_group:
         assert program is not None
         played = logits_of(runner)
         runner._layer_program = None
+        assert len(played) == len(STEPS)
         assert all(map(torch.equal, played, logits_of(runner)))
 
 
