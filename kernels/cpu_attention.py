@@ -20,8 +20,8 @@ from .cpu_attention_softmax import LOG2_E
 from .cpu_attention_tiles import NO_WINDOW, Batch
 from .cpu_attention_work import build_work, call_work, merge
 from .cpu_numba import fingerprint, helper
-from .cpu_program import BatchSizes, Step, Team
-from .cpu_team import compile_step, float_of_word, note_done, take, word_of_float, words
+from .cpu_program import BatchSizes, Launch, Team
+from .cpu_team import compile_work, float_of_word, note_done, take, word_of_float, words
 from .cpu_vectors import FP8_UNIT
 from .kv_cache import KVCache
 
@@ -34,7 +34,7 @@ PARALLEL_PAIRS = 512
 
 @helper
 def _read(words_at, call_at):
-    """What changes from call to call, and what the steps of a layer work on."""
+    """What changes from call to call, and what the launches of a layer work on."""
     planned = Planned(*words(call_at + 8, 14))
     scale, unit, soft_cap = words(words_at + 80, 3)
     numbers = float_of_word(scale), float_of_word(unit), float_of_word(soft_cap)
@@ -53,7 +53,7 @@ def _attend() -> Any:
         call_work(words(words_at + 104, 1)[0], batch, scratch, member, tasks, tally_at)
         return tasks
 
-    return compile_step(attend)
+    return compile_work(attend)
 
 
 @functools.cache
@@ -73,7 +73,7 @@ def _merge() -> Any:
             first, last = take(tally_at, planned.num_entries, 1)
         return planned.num_entries
 
-    return compile_step(merge_all)
+    return compile_work(merge_all)
 
 
 def paged_attention(
@@ -118,7 +118,7 @@ def paged_attention(
     own = *at, num_kv_heads, block_size, window, *map(word_of_float, numbers), work.address, group, head_dim
     tables = block_tables.data_ptr(), seq_lens.data_ptr(), query_start_loc.data_ptr()
     team.run(
-        [Step(_attend().address, own), Step(_merge().address, own)],
+        [Launch(_attend().address, own), Launch(_merge().address, own)],
         query.shape[0],
         planned=(
             AttentionPlanner(*tables, block_size, num_kv_heads, group, head_dim, window),

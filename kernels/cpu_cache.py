@@ -23,8 +23,8 @@ from .cpu_numba import (
     largest_magnitude,
     pointer,
 )
-from .cpu_program import Step, Team
-from .cpu_team import compile_step, note_done, rows_at_once, take, words
+from .cpu_program import Launch, Team
+from .cpu_team import compile_work, note_done, rows_at_once, take, words
 from .kv_cache import LARGEST, SMALLEST_SCALE, KVCache, KVPool
 
 _f32, _i32 = np.float32, np.int32
@@ -112,7 +112,7 @@ def _write_kv_work(kind: str) -> Any:
             first, last = take(tally_at, rows, at_once)
         return rows
 
-    return compile_step(write_kv)
+    return compile_work(write_kv)
 
 
 def write_kv(team: Team, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
@@ -128,8 +128,8 @@ def write_kv(team: Team, key: Tensor, value: Tensor, cache: KVCache, slot_mappin
     at = *given, cache.key.data_ptr(), cache.value.data_ptr(), *scales
     slots = slot_mapping.data_ptr(), slot_mapping.element_size() // 4
     work = _write_kv_work(str(stored).removeprefix("torch."))
-    step = Step(work.address, (*at, *slots, heads, cache.key.shape[2], size))
-    team.run([step], rows, is_small=key.numel() < PARALLEL_ELEMENTS)
+    launch = Launch(work.address, (*at, *slots, heads, cache.key.shape[2], size))
+    team.run([launch], rows, is_small=key.numel() < PARALLEL_ELEMENTS)
 
 
 def copy_blocks(pool: KVPool, copies: Tensor) -> None:

@@ -14,8 +14,8 @@ from numba import carray
 from torch import Tensor
 
 from .cpu_numba import PARALLEL_ELEMENTS, exact_helper, fingerprint, pointer
-from .cpu_program import Step, Team
-from .cpu_team import compile_step, note_done, rows_at_once, take, words
+from .cpu_program import Launch, Team
+from .cpu_team import compile_work, note_done, rows_at_once, take, words
 
 _f32 = np.float32
 
@@ -57,7 +57,7 @@ def _finish() -> Any:
             first, last = take(tally_at, rows, at_once)
         return rows
 
-    return compile_step(finish, exact=True)
+    return compile_work(finish, exact=True)
 
 
 class Finish:
@@ -84,5 +84,5 @@ class Finish:
         out = self._team.empty(num_rows, self._num_out)
         bias_at = 0 if self._bias is None else self._bias.data_ptr()
         at = wide.data_ptr(), wide.shape[1], self._num_digits, bias_at, out.data_ptr(), self._num_out
-        self._team.run([Step(_finish().address, at)], num_rows, is_small=wide.numel() < PARALLEL_ELEMENTS)
+        self._team.run([Launch(_finish().address, at)], num_rows, is_small=wide.numel() < PARALLEL_ELEMENTS)
         return out

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from . import reference
 from .cpu_numba import PARALLEL_ELEMENTS, fast_exp, fingerprint, helper, pointer
-from .cpu_program import Step, Team
-from .cpu_team import compile_step, float_of_word, note_done, rows_at_once, take, word_of_float, words
+from .cpu_program import Launch, Team
+from .cpu_team import compile_work, float_of_word, note_done, rows_at_once, take, word_of_float, words
 
 ACTIVATION_COST = 4
 """Times that of an element of other elementwise work."""
@@ -118,7 +118,7 @@ def _rms_norm_work() -> Any:
             first, last = take(tally_at, rows, at_once)
         return rows
 
-    return compile_step(rms_norm)
+    return compile_work(rms_norm)
 
 
 @functools.cache
@@ -150,7 +150,7 @@ def _rotary_work() -> Any:
             first, last = take(tally_at, rows, at_once)
         return rows
 
-    return compile_step(rotary)
+    return compile_work(rotary)
 
 
 @functools.cache
@@ -173,7 +173,7 @@ def _act_mul_work() -> Any:
             first, last = take(tally_at, rows, at_once)
         return rows
 
-    return compile_step(act_mul)
+    return compile_work(act_mul)
 
 
 def rms_norm(
@@ -187,7 +187,7 @@ def rms_norm(
     out = team.empty(rows, width)
     of_residual = (0, 0) if residual is None else (residual.data_ptr(), residual.stride(0))
     at = x.data_ptr(), x.stride(0), weight.data_ptr(), *of_residual, out.data_ptr(), width, word_of_float(eps)
-    team.run([Step(_rms_norm_work().address, at)], rows, is_small=rows * width < PARALLEL_ELEMENTS)
+    team.run([Launch(_rms_norm_work().address, at)], rows, is_small=rows * width < PARALLEL_ELEMENTS)
     return out, x if residual is None else residual
 
 
@@ -201,7 +201,7 @@ def rotary(team: Team, query: Tensor, key: Tensor, positions: Tensor, cos_sin: T
     heads = query.data_ptr(), query.stride(0), q_heads, key.data_ptr(), key.stride(0), k_heads
     at = positions.data_ptr(), positions.element_size() // 4, cos_sin.data_ptr(), head_dim // 2
     is_small = rows * (q_heads + k_heads) * head_dim < PARALLEL_ELEMENTS
-    team.run([Step(_rotary_work().address, (*heads, *at))], rows, is_small=is_small)
+    team.run([Launch(_rotary_work().address, (*heads, *at))], rows, is_small=is_small)
     return query, key
 
 
@@ -227,5 +227,5 @@ def _act_mul(team: Team, gate_up: Tensor, activation: int, otherwise: Callable[[
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = team.empty(rows, width)
     at = gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), width, activation
-    team.run([Step(_act_mul_work().address, at)], rows, is_small=rows * width < PARALLEL_ELEMENTS)
+    team.run([Launch(_act_mul_work().address, at)], rows, is_small=rows * width < PARALLEL_ELEMENTS)
     return out

@@ -16,9 +16,9 @@ from .cpu_amx import AMX_DEPTH, AMX_PANEL, AMX_ROWS, SIDE, amx_tile, configure_t
 from .cpu_columns import Finish
 from .cpu_linear_float import as_rows, bias_of, padded
 from .cpu_numba import fingerprint, helper
-from .cpu_program import Step, Team
-from .cpu_quantize import finish_int8, halve_step, quantize_step
-from .cpu_team import compile_step, note_done, take, takes_ahead, words
+from .cpu_program import Launch, Team
+from .cpu_quantize import finish_int8, quantize_launch, round_launch
+from .cpu_team import compile_work, note_done, take, takes_ahead, words
 from .cpu_tiles import rows_of_block
 from .quantized import Int8Weight
 
@@ -74,7 +74,7 @@ def _product(dtype: torch.dtype) -> Any:
         release_tiles()
         return tasks
 
-    return compile_step(product, exact=True)
+    return compile_work(product, exact=True)
 
 
 class AmxInt8Linear:
@@ -99,11 +99,11 @@ class AmxInt8Linear:
         rows, team = as_rows(self._team, x), self._team
         num_tokens = rows.shape[0]
         num_rows = self._digits * num_tokens
-        quantize, quantized = quantize_step(team, rows, self._digits, self._depth, multiple=SIDE)
+        quantize, quantized = quantize_launch(team, rows, self._digits, self._depth, multiple=SIDE)
         out = team.empty(num_rows, self._num_panels * AMX_PANEL)
         at = quantized.values.data_ptr(), quantized.scales.data_ptr(), *self._weight_at, out.data_ptr()
         team.run(
-            [quantize, Step(_product(torch.int8).address, at)], num_tokens, is_small=_is_small(num_rows, self._panels)
+            [quantize, Launch(_product(torch.int8).address, at)], num_tokens, is_small=_is_small(num_rows, self._panels)
         )
         return self._finish(out, x)
 
@@ -127,11 +127,11 @@ class AmxHalfLinear:
     def __call__(self, x: Tensor) -> Tensor:
         rows, team = as_rows(self._team, x), self._team
         num_rows = rows.shape[0]
-        narrow, values = halve_step(team, rows, self._depth // 2, multiple=SIDE)
+        narrow, values = round_launch(team, rows, self._depth // 2, multiple=SIDE)
         out = team.empty(num_rows, self._num_panels * AMX_PANEL)
         at = values.data_ptr(), *self._weight_at, out.data_ptr()
         is_small = _is_small(num_rows, self._panels)
-        team.run([narrow, Step(_product(torch.bfloat16).address, at)], num_rows, is_small=is_small)
+        team.run([narrow, Launch(_product(torch.bfloat16).address, at)], num_rows, is_small=is_small)
         return self._finish(out, x)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .cpu_columns import Finish
 from .cpu_numba import fingerprint
-from .cpu_program import Step, Team
-from .cpu_team import compile_step, note_done, take, takes_ahead, words
+from .cpu_program import Launch, Team
+from .cpu_team import compile_work, note_done, take, takes_ahead, words
 from .cpu_tiles import PANEL, TILE_ROWS, float_tile, place_of_task, rows_of_block, what_to_prefetch
 
 PARALLEL_PRODUCTS = 131_072
@@ -60,7 +60,7 @@ def _product() -> Any:
             task = following if reserves else take(tally_at, tasks, 1)[0]
         return tasks
 
-    return compile_step(product, exact=True)
+    return compile_work(product, exact=True)
 
 
 class FloatLinear:
@@ -80,7 +80,7 @@ class FloatLinear:
         out = self._team.empty(num_rows, self._num_panels * PANEL)
         at = rows.data_ptr(), 4 * rows.stride(0), *self._weight_at, out.data_ptr()
         is_small = num_rows * self._panels.numel() < PARALLEL_PRODUCTS
-        self._team.run([Step(_product().address, at)], num_rows, is_small=is_small)
+        self._team.run([Launch(_product().address, at)], num_rows, is_small=is_small)
         return self._finish(out, x)
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from .cpu_columns import Finish
 from .cpu_linear_float import PARALLEL_PRODUCTS, as_rows, bias_of, to_panels
 from .cpu_numba import fingerprint
-from .cpu_program import Step, Team
-from .cpu_team import compile_step, note_done, share_of, take, words
+from .cpu_program import Launch, Team
+from .cpu_team import compile_work, note_done, share_of, take, words
 from .cpu_tiles import PANEL, TILE_ROWS, float_tile, place_of_task, rows_of_block, widen_int4
 from .quantized import Int4Weight
 
@@ -72,7 +72,7 @@ def _product() -> Any:
             first, last = take(tally_at, tasks, share_of(tasks, team))
         return tasks
 
-    return compile_step(product, exact=True)
+    return compile_work(product, exact=True)
 
 
 class Int4Linear:
@@ -97,7 +97,7 @@ class Int4Linear:
         out = self._team.empty(num_rows, self._num_panels * PANEL)
         at = rows.data_ptr(), 4 * rows.stride(0), *self._weight_at, out.data_ptr()
         is_small = 2 * num_rows * self._codes.numel() < PARALLEL_PRODUCTS
-        self._team.run([Step(_product().address, at)], num_rows, is_small=is_small)
+        self._team.run([Launch(_product().address, at)], num_rows, is_small=is_small)
         return self._finish(out, x)
 
     def _permuted(self, x: Tensor) -> Tensor:

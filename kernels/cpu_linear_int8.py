@@ -20,9 +20,9 @@ from torch import Tensor
 
 from .cpu_linear_float import as_rows, bias_of, padded
 from .cpu_numba import PARALLEL_ELEMENTS, exact_helper, fingerprint, pointer
-from .cpu_program import Step, Team
-from .cpu_quantize import finish_int8, quantize_step
-from .cpu_team import compile_step, note_done, rows_at_once, share_of, take, words
+from .cpu_program import Launch, Team
+from .cpu_quantize import finish_int8, quantize_launch
+from .cpu_team import compile_work, note_done, rows_at_once, share_of, take, words
 from .cpu_tiles import INT8_DEPTH, INT8_PANEL, INT8_TILE_ROWS, int8_tile, place_of_task, rows_of_block
 from .quantized import Int8Weight
 
@@ -67,7 +67,7 @@ def _product() -> Any:
             first, last = take(tally_at, tasks, share_of(tasks, team))
         return tasks
 
-    return compile_step(product, exact=True)
+    return compile_work(product, exact=True)
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def _scale() -> Any:
             first, last = take(tally_at, rows, rows_at_once(width))
         return rows
 
-    return compile_step(scale, exact=True)
+    return compile_work(scale, exact=True)
 
 
 @exact_helper
@@ -129,11 +129,11 @@ class Int8Linear:
 
     def _by_tiles(self, rows: Tensor) -> Tensor:
         team, num_rows = self._team, self._digits * rows.shape[0]
-        quantize, quantized = quantize_step(team, rows, self._digits, self._depth, dtype=torch.int16)
+        quantize, quantized = quantize_launch(team, rows, self._digits, self._depth, dtype=torch.int16)
         out = team.empty(num_rows, self._num_panels * INT8_PANEL)
         at = quantized.values.data_ptr(), quantized.scales.data_ptr(), *self._weight_at, out.data_ptr()
         is_small = num_rows * self._panels.numel() < PARALLEL_PRODUCTS
-        team.run([quantize, Step(_product().address, at)], rows.shape[0], is_small=is_small)
+        team.run([quantize, Launch(_product().address, at)], rows.shape[0], is_small=is_small)
         return out
 
 
@@ -149,13 +149,13 @@ class OneDnnInt8:
 
     def __call__(self, team: Team, x: Tensor) -> Tensor:
         num_tokens, width = x.shape
-        quantize, (values, x_scales) = quantize_step(team, x, self._digits, width)
+        quantize, (values, x_scales) = quantize_launch(team, x, self._digits, width)
         team.run([quantize], num_tokens, is_small=x.numel() < PARALLEL_ELEMENTS)
         out: Tensor = torch.ops.onednn.qlinear_pointwise(
             values, 1.0, 0, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
         at = out.data_ptr(), out.shape[1], self._digits, x_scales.data_ptr(), self._bias.data_ptr()
-        team.run([Step(_scale().address, at)], num_tokens, is_small=out.numel() < PARALLEL_ELEMENTS)
+        team.run([Launch(_scale().address, at)], num_tokens, is_small=out.numel() < PARALLEL_ELEMENTS)
         return out
 
 

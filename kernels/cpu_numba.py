@@ -1,7 +1,7 @@
 """What all numba kernels share: how they are compiled, and how they see tensors.
 
 A kernel takes ``tensor.data_ptr()`` and makes the array inside: an array argument costs a microsecond, an integer 50
-ns. What a model's layers call are steps of a team (cpu_team.py). What is called once a step of the engine is built
+ns. What a model's layers call is for a team to launch (cpu_team.py). What is called once a step of the engine is built
 twice: the serial build touches no thread pool and is used for small work and for one thread.
 
 Compiled code is cached on disk (``NUMBA_CACHE_DIR``). numba's cache keys know a kernel's own source file and the values

@@ -19,20 +19,20 @@ import torch
 from torch import Tensor
 
 from .cpu_numba import claim_threads
-from .cpu_team import RUN_STEPS, STEP_WORDS, TALLY_WORDS
+from .cpu_team import LAUNCH_WORDS, RUN_LAUNCHES, TALLY_WORDS
 
 T = TypeVar("T")
 Words = npt.NDArray[np.int64]
 
 CALL_WORDS = 16
-"""Most words of a call that a step reads: the number of rows, and what its planner adds."""
+"""Most words of a call that a launch reads: the number of rows, and what its planner adds."""
 
 _ALIGNMENT = 64
 """Bytes: a cache line."""
 
 
-class Step(NamedTuple):
-    """A call of a function of ``cpu_team.compile_step``."""
+class Launch(NamedTuple):
+    """A call of a function of ``cpu_team.compile_work``."""
 
     address: int
     words: Sequence[int]
@@ -50,10 +50,10 @@ class BatchSizes(NamedTuple):
 
 
 class Planner(Protocol):
-    """Prepares steps whose work depends on more than the number of rows. Equal planners give equal plans."""
+    """Prepares launches whose work depends on more than the number of rows. Equal planners give equal plans."""
 
     def plan(self, sizes: BatchSizes, threads: int) -> tuple[Sequence[int], Any]:
-        """Words for the steps to read after the number of rows; and what must be kept while they run."""
+        """Words for the launches to read after the number of rows; and what must be kept while they run."""
         ...
 
 
@@ -65,25 +65,25 @@ class Team:
 
     def run(
         self,
-        steps: Sequence[Step],
+        launches: Sequence[Launch],
         rows: int,
         *,
         planned: tuple[Planner, BatchSizes] | None = None,
         is_small: bool = False,
     ) -> None:
-        """Run the steps one after the other now, or note them for a program.
+        """Run the launches one after the other now, or note them for a program.
 
         ``is_small``: waking other threads costs more than they bring.
         """
         if self._program is not None:
-            self._program.add(steps, planned[0] if planned else None)
+            self._program.add(launches, planned[0] if planned else None)
             return
         threads = 1 if is_small else claim_threads()
         call, keep = [rows], None
         if planned is not None:
             more, keep = planned[0].plan(planned[1], threads)
             call += more
-        _run(_in_memory(steps, [0] * len(steps)), np.array(call, np.int64), threads)
+        _run(_in_memory(launches, [0] * len(launches)), np.array(call, np.int64), threads)
         del keep
 
     def between(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -148,29 +148,29 @@ class NotRecordable(Exception):
 class _Stretch:
     """Steps that follow each other; closed, their words in memory."""
 
-    steps: list[Step] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
     own: list[int] = field(default_factory=list)
-    """Of each step, where in the call's words its own begin."""
-    in_memory: Words = field(default_factory=lambda: np.empty((0, STEP_WORDS), np.int64))
+    """Of each launch, where in the call's words its own begin."""
+    in_memory: Words = field(default_factory=lambda: np.empty((0, LAUNCH_WORDS), np.int64))
 
 
 class Program:
-    """Recorded steps, and calls of other functions between them."""
+    """Recorded launches, and calls of other functions between them."""
 
     def __init__(self) -> None:
         self.memory = Memory()
         self._parts: list[_Stretch | Callable[[int], object]] = []
         self._planners: dict[Planner, int] = {}
-        """Each with the place of its words among a call's; the first place is that of steps without."""
+        """Each with the place of its words among a call's; the first place is that of launches without."""
 
-    def add(self, steps: Sequence[Step], planner: Planner | None) -> None:
+    def add(self, launches: Sequence[Launch], planner: Planner | None) -> None:
         own = 0 if planner is None else self._planners.setdefault(planner, CALL_WORDS * (1 + len(self._planners)))
         stretch = self._parts[-1] if self._parts else None
         if not isinstance(stretch, _Stretch):
             stretch = _Stretch()
             self._parts.append(stretch)
-        stretch.steps += steps
-        stretch.own += [own] * len(steps)
+        stretch.launches += launches
+        stretch.own += [own] * len(launches)
 
     def add_call(self, function: Callable[[int], object]) -> None:
         self._parts.append(function)
@@ -179,7 +179,7 @@ class Program:
         """Nothing more is added."""
         for part in self._parts:
             if isinstance(part, _Stretch):
-                part.in_memory = _in_memory(part.steps, part.own)
+                part.in_memory = _in_memory(part.launches, part.own)
         self._call = np.zeros(CALL_WORDS * (1 + len(self._planners)), np.int64)
 
     def play(self, rows: int, sizes: BatchSizes) -> None:
@@ -244,16 +244,16 @@ def _aligned(num_bytes: int) -> npt.NDArray[np.uint8]:
     return whole[skipped : skipped + max(num_bytes, 1)]
 
 
-def _in_memory(steps: Sequence[Step], own: Sequence[int]) -> Words:
-    """As ``RUN_STEPS`` reads them."""
-    in_memory = np.zeros((len(steps), STEP_WORDS), np.int64)
-    for row, step, first in zip(in_memory, steps, own, strict=True):
-        row[0], row[1] = step.address, first
-        row[2 : 2 + len(step.words)] = step.words
+def _in_memory(launches: Sequence[Launch], own: Sequence[int]) -> Words:
+    """As ``RUN_LAUNCHES`` reads them."""
+    in_memory = np.zeros((len(launches), LAUNCH_WORDS), np.int64)
+    for row, launch, first in zip(in_memory, launches, own, strict=True):
+        row[0], row[1] = launch.address, first
+        row[2 : 2 + len(launch.words)] = launch.words
     return in_memory
 
 
-def _run(steps: Words, call: Words, threads: int) -> None:
-    tallies = _aligned(8 * TALLY_WORDS * len(steps))
-    at = steps.ctypes.data, len(steps), call.ctypes.data, tallies.ctypes.data
-    RUN_STEPS[threads > 1](*at, threads)
+def _run(launches: Words, call: Words, threads: int) -> None:
+    tallies = _aligned(8 * TALLY_WORDS * len(launches))
+    at = launches.ctypes.data, len(launches), call.ctypes.data, tallies.ctypes.data
+    RUN_LAUNCHES[threads > 1](*at, threads)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .cpu_columns import Finish
 from .cpu_numba import bits_of_float, exact_helper, fingerprint, largest_magnitude, pointer
-from .cpu_program import Step, Team
-from .cpu_team import compile_step, note_done, rows_at_once, take, words
+from .cpu_program import Launch, Team
+from .cpu_team import compile_work, note_done, rows_at_once, take, words
 from .kv_cache import SMALLEST_SCALE
 from .quantized import DIGIT_RATIO, LARGEST_INT8, Int8Weight
 
@@ -72,11 +72,11 @@ def _quantize(dtype: torch.dtype) -> Any:
             begin, end = take(tally_at, rows, at_once)
         return rows
 
-    return compile_step(quantize, exact=True)
+    return compile_work(quantize, exact=True)
 
 
 class QuantizedRows(NamedTuple):
-    """What a product reads: see ``quantize_step``."""
+    """What a product reads: see ``quantize_launch``."""
 
     values: Tensor
     """int8 or int16 ``[digits * T, depth]``"""
@@ -84,9 +84,9 @@ class QuantizedRows(NamedTuple):
     """float32 ``[digits * T]``"""
 
 
-def quantize_step(
+def quantize_launch(
     team: Team, x: Tensor, digits: int, depth: int, *, multiple: int = 1, dtype: torch.dtype = torch.int8
-) -> tuple[Step, QuantizedRows]:
+) -> tuple[Launch, QuantizedRows]:
     """Quantises rows of float32 ``x [T, in]`` to ``depth`` columns, zeros behind the last input; and where to.
 
     There is room for a multiple of rows. Second digits are T rows behind first ones.
@@ -95,11 +95,11 @@ def quantize_step(
     values = team.empty(-(-num_rows // multiple) * multiple, depth, dtype=dtype)
     scales = team.empty(values.shape[0])
     at = x.data_ptr(), 4 * x.stride(0), x.shape[1], digits, values.data_ptr(), depth, scales.data_ptr()
-    return Step(_quantize(dtype).address, at), QuantizedRows(values, scales)
+    return Launch(_quantize(dtype).address, at), QuantizedRows(values, scales)
 
 
 @exact_helper
-def _halve_row(x, out):
+def _round_row(x, out):
     """To the nearest bfloat16, ties to even: a float32's upper 16 bits. NaN stays NaN."""
     for i in range(x.size):
         bits = bits_of_float(x[i])
@@ -110,10 +110,10 @@ def _halve_row(x, out):
 
 
 @functools.cache
-def _halve() -> Any:
+def _round() -> Any:
     sources = fingerprint(__file__)
 
-    def halve(words_at, call_at, tally_at, member, team):
+    def round_rows(words_at, call_at, tally_at, member, team):
         _ = sources  # for the cache's key
         x_at, x_stride, width, values_at, depth = words(words_at, 5)
         (rows,) = words(call_at, 1)
@@ -121,22 +121,22 @@ def _halve() -> Any:
         while first < last:
             for row in range(first, last):
                 x = carray(pointer(x_at + row * x_stride), (width,), _f32)
-                _halve_row(x, carray(pointer(values_at + 2 * row * depth), (depth,), np.int16))
+                _round_row(x, carray(pointer(values_at + 2 * row * depth), (depth,), np.int16))
             note_done(tally_at, first, last)
             first, last = take(tally_at, rows, rows_at_once(width))
         return rows
 
-    return compile_step(halve, exact=True)
+    return compile_work(round_rows, exact=True)
 
 
-def halve_step(team: Team, x: Tensor, depth: int, *, multiple: int = 1) -> tuple[Step, Tensor]:
+def round_launch(team: Team, x: Tensor, depth: int, *, multiple: int = 1) -> tuple[Launch, Tensor]:
     """Rounds rows of float32 ``x [T, in]`` to bfloat16 ``[T, depth]``, zeros behind the last input; and where to.
 
     There is room for a multiple of rows.
     """
     values = team.empty(-(-x.shape[0] // multiple) * multiple, depth, dtype=torch.bfloat16)
     at = x.data_ptr(), 4 * x.stride(0), x.shape[1], values.data_ptr(), depth
-    return Step(_halve().address, at), values
+    return Launch(_round().address, at), values
 
 
 def finish_int8(team: Team, weight: Int8Weight, bias: Tensor | None) -> tuple[Tensor | None, Finish]:

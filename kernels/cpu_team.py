@@ -1,11 +1,11 @@
 """How the threads of a rank run kernels together, one at once or, recorded, all of a model's layers in one go.
 
-A *step* is a compiled function and its arguments, 64-bit words. Every member of the team calls it, takes tasks from the
-step's tally until none is left, and goes on to the next step when all tasks are done, whoever did them: a member that
-comes late, because something else had its processor, passes what the others did without it. Only one that loses its
-processor in the middle of a task, or with one reserved, is waited for.
+A *launch* is a compiled function and its arguments, 64-bit words. Every member of the team calls it, takes tasks from
+the launch's tally until none is left, and goes on to the next launch when all tasks are done, whoever did them: one
+that comes late, because something else had its processor, passes what the others did without it. Only one that loses
+its processor in the middle of a task, or with one reserved, is waited for.
 
-    def work(words_at, call_at, tally_at, member, team):        compiled by ``compile_step``
+    def work(words_at, call_at, tally_at, member, team):        compiled by ``compile_work``
         x_at, width = words(words_at, 2)                        the same in each call
         rows = words(call_at, 1)[0]                             changes from call to call
         first, last = take(tally_at, rows, at_once)
@@ -35,10 +35,10 @@ from numba.extending import intrinsic
 from .cpu_llvm import I64, load, pause, plus
 from .cpu_numba import Kernel, compile_callback, compile_kernel, fingerprint, helper, pointer
 
-STEP_WORDS = 32
-"""Of a step in memory: the function's address, where in the call's words its own begin, its arguments."""
+LAUNCH_WORDS = 32
+"""Of a launch in memory: the function's address, where in the call's words its own begin, its arguments."""
 TALLY_WORDS = 8
-"""Of a step: tasks taken, tasks done; in a cache line of their own."""
+"""Of a launch: tasks taken, tasks done; in a cache line of their own."""
 
 ELEMENTS_AT_ONCE = 8192
 """Elementwise work below this is not divided: it takes a member about a µs."""
@@ -49,8 +49,8 @@ SPINS = 4096
 _WORK = types.int64(*[types.int64] * 5)
 
 
-def compile_step(function: Callable[..., int], *, exact: bool = False) -> Any:
-    """Compiles now, or loads from the cache. Keep what is returned: its ``address`` is what a step needs.
+def compile_work(function: Callable[..., int], *, exact: bool = False) -> Any:
+    """Compiles now, or loads from the cache. Keep what is returned: its ``address`` is what a launch needs.
 
     ``exact``: every operation is done and rounded as it is written.
     """
@@ -167,9 +167,9 @@ def _clear(at, num_words):
 
 
 @helper
-def _follow(steps_at, num_steps, call_at, tallies_at, member, team):
-    for index in range(num_steps):
-        at, tally_at = steps_at + 8 * STEP_WORDS * index, tallies_at + 8 * TALLY_WORDS * index
+def _follow(launches_at, num_launches, call_at, tallies_at, member, team):
+    for index in range(num_launches):
+        at, tally_at = launches_at + 8 * LAUNCH_WORDS * index, tallies_at + 8 * TALLY_WORDS * index
         work_at, own = words(at, 2)
         tasks = _call(work_at, at + 16, call_at + 8 * own, tally_at, member, team)
         await_done(tally_at, tasks)
@@ -178,14 +178,14 @@ def _follow(steps_at, num_steps, call_at, tallies_at, member, team):
 def _build_run(parallel: bool) -> Kernel:
     sources = fingerprint(__file__)
 
-    def run(steps_at, num_steps, call_at, tallies_at, threads):
+    def run(launches_at, num_launches, call_at, tallies_at, threads):
         _ = sources  # for the cache's key
-        _clear(tallies_at, num_steps * TALLY_WORDS)
+        _clear(tallies_at, num_launches * TALLY_WORDS)
         team = threads if parallel else 1
         for member in prange(team):
-            _follow(steps_at, num_steps, call_at, tallies_at, np.int64(member), team)
+            _follow(launches_at, num_launches, call_at, tallies_at, np.int64(member), team)
 
     return compile_kernel(run, parallel=parallel)
 
 
-RUN_STEPS = {parallel: _build_run(parallel) for parallel in (False, True)}
+RUN_LAUNCHES = {parallel: _build_run(parallel) for parallel in (False, True)}

@@ -18,8 +18,8 @@ from torch import Tensor
 from octavo.kernels import cpu_linear, cpu_linear_int8, cpu_team
 from octavo.kernels.backend import Kernels, cpu_kernels
 from octavo.kernels.cpu_numba import claim_threads, fingerprint, pointer
-from octavo.kernels.cpu_program import BatchSizes, Memory, NotRecordable, Program, Step, Team
-from octavo.kernels.cpu_team import await_done, compile_step, note_done, take, words
+from octavo.kernels.cpu_program import BatchSizes, Launch, Memory, NotRecordable, Program, Team
+from octavo.kernels.cpu_team import await_done, compile_work, note_done, take, words
 from octavo.kernels.kv_cache import KVPool
 from octavo.kernels.quantized import Int4Weight, quantize_int8
 
@@ -247,7 +247,7 @@ def build_count() -> Any:
             row, _last = take(tally_at, rows, 1)
         return rows
 
-    return compile_step(count)
+    return compile_work(count)
 
 
 def test_each_task_is_done_once_and_others_go_on_where_a_member_is_held_up() -> None:
@@ -258,6 +258,6 @@ def test_each_task_is_done_once_and_others_go_on_where_a_member_is_held_up() -> 
     counts = torch.zeros(40, 101, dtype=torch.int64)
     for _ in range(5):
         counts.zero_()
-        team.run([Step(work.address, (row.data_ptr(),)) for row in counts], 101)
+        team.run([Launch(work.address, (row.data_ptr(),)) for row in counts], 101)
         assert ((counts == 1).sum(1) <= 1).all()
         assert ((counts == 1) | (counts == 2)).all()
