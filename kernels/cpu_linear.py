@@ -11,6 +11,7 @@ after the other, so that weights come from memory, best of ten, in ms of process
     Int8Linear, oneDNN     21        16        17        20        28          140
     AmxInt8Linear          10        10        10        13        19          145
     HalfLinear, bfloat16   25        25        27        29         62          298
+    AmxHalfLinear          16        16        16        19         28          162
     Int4Linear             16        17                  33
 
 With few rows, products by int8 weights wait for memory: 106 MB at 10 GB/s. One copy of the weight serves all numbers of
