@@ -9,7 +9,7 @@ See cpu_attention_plan.py for how the work is divided, cpu_attention_work.py for
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,14 +32,37 @@ PARALLEL_PAIRS = 512
 """Tokens times KV heads times the longest context, below which waking other threads costs more than they bring."""
 
 
+class Own(NamedTuple):
+    """The words of a layer's launches: as ``Batch``'s, floats by their bits; and what is called with them."""
+
+    q_at: Any
+    q_stride: Any
+    k_at: Any
+    v_at: Any
+    k_scales_at: Any
+    v_scales_at: Any
+    out_at: Any
+    num_kv_heads: Any
+    block_size: Any
+    window: Any
+    scale: Any
+    unit: Any
+    soft_cap: Any
+    work_at: Any
+    group: Any
+    head_dim: Any
+
+
+_NUM_OWN, _NUM_PLANNED = len(Own._fields), len(Planned._fields)
+
+
 @helper
 def _read(words_at, call_at):
-    """What changes from call to call, and what the launches of a layer work on."""
-    planned = Planned(*words(call_at + 8, 14))
-    scale, unit, soft_cap = words(words_at + 80, 3)
-    numbers = float_of_word(scale), float_of_word(unit), float_of_word(soft_cap)
-    batch = Batch(*planned[:5], *words(words_at, 10), *numbers)  # type: ignore[call-arg]
-    return planned, batch, Scratch(*planned[8:])
+    """A layer's words, what changes from call to call, and both as the work takes them."""
+    own, planned = Own(*words(words_at, _NUM_OWN)), Planned(*words(call_at + 8, _NUM_PLANNED))
+    numbers = float_of_word(own.scale), float_of_word(own.unit), float_of_word(own.soft_cap)
+    batch = Batch(*planned[:5], *own[:10], *numbers)
+    return own, planned, batch, Scratch(*planned[8:])
 
 
 @functools.cache
@@ -48,9 +71,9 @@ def _attend() -> Any:
 
     def attend(words_at, call_at, tally_at, member, team):
         _ = sources  # for the cache's key
-        planned, batch, scratch = _read(words_at, call_at)
+        own, planned, batch, scratch = _read(words_at, call_at)
         tasks = planned.num_tasks * batch.num_kv_heads
-        call_work(words(words_at + 104, 1)[0], batch, scratch, member, tasks, tally_at)
+        call_work(own.work_at, batch, scratch, member, tasks, tally_at)
         return tasks
 
     return compile_work(attend)
@@ -62,13 +85,12 @@ def _merge() -> Any:
 
     def merge_all(words_at, call_at, tally_at, member, team):
         _ = sources  # for the cache's key
-        planned, batch, scratch = _read(words_at, call_at)
+        own, planned, batch, scratch = _read(words_at, call_at)
         if planned.pieces == 1:
             return 0
-        group, head_dim = words(words_at + 112, 2)
         first, last = take(tally_at, planned.num_entries, 1)
         while first < last:
-            merge(batch, scratch, first, group, head_dim)
+            merge(batch, scratch, first, own.group, own.head_dim)
             note_done(tally_at, first, last)
             first, last = take(tally_at, planned.num_entries, 1)
         return planned.num_entries
@@ -115,7 +137,8 @@ def paged_attention(
     at = query.data_ptr(), query.stride(0), cache.key.data_ptr(), cache.value.data_ptr(), *scales, out.data_ptr()
     numbers = scale * unit * LOG2_E, unit, 0.0 if soft_cap is None else soft_cap * LOG2_E
     work = build_work(head_dim, group, str(cache.key.dtype).removeprefix("torch."))
-    own = *at, num_kv_heads, block_size, window, *map(word_of_float, numbers), work.address, group, head_dim
+    bits = map(word_of_float, numbers)
+    own = Own._make((*at, num_kv_heads, block_size, window, *bits, work.address, group, head_dim))
     tables = block_tables.data_ptr(), seq_lens.data_ptr(), query_start_loc.data_ptr()
     team.run(
         [Launch(_attend().address, own), Launch(_merge().address, own)],
