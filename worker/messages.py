@@ -175,6 +175,9 @@ class RequestProgress:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     """Output tokens of all its branches, once it is finished; the router learns from them how long outputs are."""
+    ttft_s: float = 0.0
+    """Seconds from the group's receipt of it to its first token; 0.0 before that."""
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,8 @@ class GroupReport:
     events: tuple[KVEvents, ...] = ()
     metrics: str = ""
     """The group's metrics in Prometheus text format, or empty when unchanged."""
+    oldest_news_age_s: float = 0.0
+    """How long the oldest of ``progress`` and ``events`` has waited to be reported, by the leader's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +231,14 @@ class RouteQuery:
     """Generations that this request has just failed on."""
     num_branches: int = 1
     """Sequences that it will run, all on one prompt: its ``n``, or the width of its beam search."""
+    queue_timeout_s: float | None = None
+    """Seconds that it may wait until a group begins to compute it."""
+    allowed_groups: tuple[str, ...] = ()
+    """Names of the only groups that may be chosen; empty: all."""
+    excluded_groups: tuple[str, ...] = ()
+    """Names of groups that must not be chosen."""
+    preferred_groups: tuple[str, ...] = ()
+    """Names of groups that are chosen where that costs little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +264,12 @@ class RouteDecision:
     reason: str
     """One of a fixed set of words, for headers and metrics."""
     retry_after_s: float | None = None
+    queued: bool = False
+    """It waits in the router for a group with room; the decision that ends the wait comes by ``turns``."""
+    expected_ttft_s: float = 0.0
+    """Estimated seconds from now to its first token; of a queued one, to its turn."""
+    detail: str = ""
+    """Where no group was chosen: why, for the user, with limit and value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +277,28 @@ class RouteDecisions:
     KIND: ClassVar[str] = "route_decisions"
 
     decisions: tuple[RouteDecision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedReservation:
+    """What one router has decided, for the other ones."""
+
+    query: RouteQuery
+    group: str
+    generation: int
+    expected_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedReservations:
+    """Router → the other routers: what was decided and given up since the last such message. A lost one does no harm
+    beyond what the groups' next reports put right."""
+
+    KIND: ClassVar[str] = "shared_reservations"
+
+    router_id: str
+    reservations: tuple[SharedReservation, ...]
+    cancelled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
