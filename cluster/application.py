@@ -1,4 +1,4 @@
-"""The Serve application: Gateway, Router and WorkerGroup, bound together.
+"""The Serve application: Gateway, Routers and WorkerGroup, bound together.
 
 ``build`` is what a Serve config file names as ``import_path: octavo.cluster.application:build``; its ``args`` are the
 fields of ServeConfig.
@@ -71,15 +71,20 @@ def make_plan(config: ServeConfig) -> ServePlan:
 
 
 def bind(plan: ServePlan) -> Application:
-    """The three deployments. The gateway is the ingress; it finds the others by name, and is bound to them so that
-    Serve starts and stops them together."""
+    """The deployments: gateways, worker groups, and one for each router, so that none goes with another. The gateway is
+    the ingress; it finds the others by name, and is bound to them so that Serve starts and stops them together."""
     config = plan.config
-    router = serve.deployment(Router, name="Router").options(
-        num_replicas=1,
-        ray_actor_options={"num_cpus": SMALL},
-        health_check_period_s=1.0,
-        health_check_timeout_s=10.0,
-    )
+    routers = [
+        serve.deployment(Router, name=f"Router-{index}")
+        .options(
+            num_replicas=1,
+            ray_actor_options={"num_cpus": SMALL},
+            health_check_period_s=1.0,
+            health_check_timeout_s=10.0,
+        )
+        .bind(plan, index)
+        for index in range(config.num_routers)
+    ]
     groups = serve.deployment(WorkerGroup, name="WorkerGroup").options(
         num_replicas=config.replicas,
         ray_actor_options={"num_cpus": SMALL},
@@ -97,7 +102,7 @@ def bind(plan: ServePlan) -> Application:
         graceful_shutdown_timeout_s=DRAIN_S,
         graceful_shutdown_wait_loop_s=0.1,
     )
-    return gateway.bind(plan, router.bind(), groups.bind(plan, worker_environment(plan)))
+    return gateway.bind(plan, routers, groups.bind(plan, worker_environment(plan)))
 
 
 def worker_environment(plan: ServePlan) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from .config_errors import flag
 
-_METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", ByteSize: "SIZE", Path: "PATH", str: "TEXT"}
+_METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", ByteSize: "SIZE", Path: "PATH", str: "TEXT", dict: "JSON"}
 
 
 def config_parameters(config: type[BaseModel]) -> list[click.Parameter]:
@@ -64,7 +64,7 @@ def _plain_type(annotation: Any) -> Any:
 def _metavar(kind: Any) -> str | None:
     if typing.get_origin(kind) is typing.Literal:
         return f"[{'|'.join(map(str, typing.get_args(kind)))}]"
-    return _METAVARS.get(kind)
+    return _METAVARS.get(typing.get_origin(kind) or kind)
 
 
 def _help(field: FieldInfo) -> str:
@@ -77,4 +77,6 @@ def _help(field: FieldInfo) -> str:
 def _shown(default: Any) -> str:
     if isinstance(default, bool):
         return str(default).lower()
+    if isinstance(default, ByteSize):
+        return default.human_readable().replace(".0", "")
     return f"{default:g}" if isinstance(default, float) else str(default)

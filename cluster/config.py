@@ -24,14 +24,17 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ..router.policies import PolicyName
 from ..worker.errors import ConfigurationError
 from ..worker.spec import KvCacheDtype, Quantization, SchedulingPolicy
 from .config_errors import describe, flag
 from .environment import default_cache_dir
+from .tenants import Tenants
 
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 DEFAULT_PRIORITY_AGING_S = 60.0
+DEFAULT_ROUTER_MAX_QUEUED_REQUESTS = 1024
 
 
 def _refuse_bool(value: Any) -> Any:
@@ -86,6 +89,8 @@ class ServeConfig(BaseModel):
     """Port that the HTTP server listens on; 0 takes a free one."""
     num_gateways: Annotated[Count, Field(le=64)] = 1
     """HTTP processes."""
+    num_routers: Annotated[Count, Field(le=4)] = 1
+    """Processes that choose worker groups for requests; each knows what the others know, and any one is enough."""
 
     replicas: Annotated[Count, Field(le=1024)] | None = None
     """Worker groups; each holds one copy of the model. Default: 2 for the embedded model on CPUs, else 1."""
@@ -108,6 +113,23 @@ class ServeConfig(BaseModel):
     """Tokens that one step computes at the most, prefill and decode together. Default: 512 on CPUs, 2048 on GPUs."""
     max_output_tokens: Count | None = None
     """Tokens that a request may generate for each choice at the most. Default: what the context leaves."""
+
+    routing_policy: PolicyName = "cost"
+    """How a request's worker group is chosen. cost: where it costs the least time, its own and that of requests to
+    come; the others are plain rules to compare that with."""
+    router_index_bytes: Annotated[ByteSize, Field(ge=16 * 2**20)] = ByteSize(2**30)
+    """Memory of each router for what the worker groups have cached; where there is more, it is known more coarsely."""
+    router_max_queued_requests: Annotated[Int, Field(ge=0)] | None = None
+    """Requests that may wait in each router until a worker group has room; further ones are refused. 0: they are given
+    to worker groups at once, and wait there. Default: 1024, or 0 with --max-queued-requests, --max-queued-tokens or
+    --scheduling-policy shortest, which say how requests wait in a worker group."""
+    tenants: Tenants = Field(default_factory=dict)
+    """Shares and limits by tenant, as a JSON object or @FILE that holds one: {"NAME": {"weight": 2,
+    "max_running_requests": 8, "max_queued_requests": 32}, "*": {...}}; each number may be left out, and * stands for
+    every other tenant. Default: all alike, without limits."""
+    record_trace: Annotated[Path, BeforeValidator(_absolute)] | None = None
+    """File that each gateway records served requests in, for octavo simulate: times, lengths, and keyed hashes of
+    prompts; no text. A name that is taken gets a number."""
 
     scheduling_policy: SchedulingPolicy = "priority"
     """Who is served first: who came first, the smaller priority, the least work, or each tenant in turn."""
@@ -237,6 +259,14 @@ class ServeConfig(BaseModel):
                 f"--max-num-seqs: {self.max_num_seqs} sequences need a KV block each, more than the {num_blocks} of"
                 " --num-gpu-blocks-override"
             )
+
+    @property
+    def num_queued_in_router(self) -> int | None:
+        """How many may wait in a router; None: none does, all are given to worker groups at once."""
+        if self.router_max_queued_requests is not None:
+            return self.router_max_queued_requests or None
+        waits_in_groups = self.max_queued_requests or self.max_queued_tokens or self.scheduling_policy == "shortest"
+        return None if waits_in_groups else DEFAULT_ROUTER_MAX_QUEUED_REQUESTS
 
     def for_device(self, device: Literal["cpu", "cuda"]) -> ServeConfig:
         """The same with everything decided that depends on the device. Raises ConfigurationError, as ``parse``."""

@@ -28,6 +28,8 @@ _TEMPLATES: Mapping[str, str] = {
     "byte_size": "must be a size in bytes, such as 2GiB",
     "byte_size_unit": "must be a size in bytes, such as 2GiB",
     "path_type": "must be a path",
+    "dict_type": "must be a mapping of names",
+    "model_type": "must be a mapping of settings",
 }
 _SHOWN_LENGTH = 80
 
@@ -46,12 +48,21 @@ def _sentence(details: dict[str, Any], fields: Sequence[str]) -> str:
     location, kind = details["loc"], details["type"]
     if not location:
         return f"the configuration must be a mapping of settings, got {details['input']!r}"
-    name = str(location[0])
     if kind == "extra_forbidden":
-        return f"{name}: no such setting{_hint(name, fields)}"
+        name = str(location[0])
+        return (
+            f"{name}: no such setting{_hint(name, fields)}"
+            if len(location) == 1
+            else f"{_place(location)}: no such setting"
+        )
     template = _TEMPLATES.get(kind)
     wanted = template.format(**details.get("ctx", {})) if template else details["msg"]
-    return f"{flag(name)}: {wanted}, got {_shown(details['input'])}"
+    return f"{_place(location)}: {wanted}, got {_shown(details['input'])}"
+
+
+def _place(location: Sequence[int | str]) -> str:
+    """The flag, and the way to a value within it: ``--tenants: alice.weight``."""
+    return ": ".join([flag(str(location[0])), *([".".join(map(str, location[1:]))] if location[1:] else [])])
 
 
 def _hint(name: str, fields: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from .application import bind, make_plan
 from .config import ServeConfig
 from .ledgers import accounts, published
 from .phases import Phases
-from .plan import NAMESPACE, ServePlan, router_name
+from .plan import NAMESPACE, ServePlan, router_names
 
 POLL_S = 0.2
 POLL_TIMEOUT_S = 5.0
@@ -58,7 +58,7 @@ def application(config: ServeConfig, phases: Phases, stop: threading.Event) -> I
         yield url
     finally:
         with phases.phase("draining"):
-            _stop_serve(config.app_name, serve_is_ours)
+            _stop_serve(config, serve_is_ours)
 
 
 def _extent(plan: ServePlan) -> str:
@@ -74,11 +74,11 @@ def _start_serve(config: ServeConfig) -> tuple[bool, tuple[str, int]]:
     return is_ours, (options.host, options.port)
 
 
-def _stop_serve(app_name: str, serve_is_ours: bool) -> None:
+def _stop_serve(config: ServeConfig, serve_is_ours: bool) -> None:
     """Delete the application, which drains it; end a Serve that we started, unless others use it now."""
     with contextlib.suppress(RayError, TimeoutError, RuntimeError):  # the cluster may be half up or half down
-        _announce_drain(app_name)
-        serve.delete(app_name)
+        _announce_drain(config)
+        serve.delete(config.app_name)
         if not serve_is_ours or serve.status().applications:
             return
         # Serve's controller ends itself while it answers, which Ray reports as a failed task.
@@ -86,10 +86,11 @@ def _stop_serve(app_name: str, serve_is_ours: bool) -> None:
             serve.shutdown()
 
 
-def _announce_drain(app_name: str) -> None:
+def _announce_drain(config: ServeConfig) -> None:
     """Let the gateways say that they are not ready, before anything ends."""
-    with contextlib.suppress(RayError, ValueError):
-        ray.get(ray.get_actor(router_name(app_name), NAMESPACE).drain.remote(), timeout=POLL_TIMEOUT_S)
+    for router in router_names(config.app_name, config.num_routers):
+        with contextlib.suppress(RayError, ValueError):
+            ray.get(ray.get_actor(router, NAMESPACE).drain.remote(), timeout=POLL_TIMEOUT_S)
 
 
 def _deploy(plan: ServePlan) -> None:
@@ -116,11 +117,11 @@ def start_failure(text: str) -> OctavoError:
 
 
 def _wait_until_ready(plan: ServePlan, url: str, stop: threading.Event) -> None:
-    """All worker groups are in the router's registry, and the gateway says that it is ready."""
+    """All worker groups are in every router's registry, and the gateway says that it is ready."""
     config = plan.config
     end = time.monotonic() + config.startup_timeout_s
     while not stop.is_set():
-        if len(_registered_groups(config.app_name)) >= (config.replicas or 1) and _is_ready(url):
+        if len(_registered_groups(config)) >= (config.replicas or 1) and _is_ready(url):
             return
         _raise_failure(config.app_name)
         if time.monotonic() > end:
@@ -128,10 +129,15 @@ def _wait_until_ready(plan: ServePlan, url: str, stop: threading.Event) -> None:
         stop.wait(POLL_S)
 
 
-def _registered_groups(app_name: str) -> set[str]:
-    """Names of the worker groups that the router knows; none while there is no router."""
+def _registered_groups(config: ServeConfig) -> set[str]:
+    """Names of the worker groups that all routers know; none while one of them is not there."""
+    routers = router_names(config.app_name, config.num_routers)
+    return set[str].intersection(*map(_groups_known_to, routers))
+
+
+def _groups_known_to(router_name: str) -> set[str]:
     try:
-        router = ray.get_actor(router_name(app_name), NAMESPACE)
+        router = ray.get_actor(router_name, NAMESPACE)
         packed, _ = ray.get(router.registry.remote(), timeout=POLL_TIMEOUT_S)
     except (RayError, ValueError):
         return set()
@@ -141,7 +147,7 @@ def _registered_groups(app_name: str) -> set[str]:
 def _show_ledgers(config: ServeConfig, phases: Phases) -> None:
     """Where the memory of each rank goes."""
     if config.log_level in ("debug", "info"):
-        for account in accounts(published(config.app_name, _registered_groups(config.app_name))):
+        for account in accounts(published(config.app_name, _registered_groups(config))):
             phases.note(account)
 
 

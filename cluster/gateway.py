@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from .api.metrics import GatewayMetrics
 from .api.service import ServedModel
 from .api.text import TextProcessor
 from .data_plane import ClusterService
-from .plan import NAMESPACE, ServePlan, router_name
-from .router_client import RouterAway, RouterClient
+from .plan import NAMESPACE, ServePlan, router_names
+from .router_client import RouterClient
+from .router_lines import RouterAway
+from .trace_recorder import TraceRecorder
 
 METRICS_PERIOD_S = 1.0
 
@@ -36,20 +39,29 @@ logger = logging.getLogger("ray.serve")
 class Gateway:
     """One replica. The handles of the other deployments only bind the application together."""
 
-    async def __init__(self, plan: ServePlan, router: Any, groups: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+    async def __init__(self, plan: ServePlan, routers: Any, groups: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         self._id = uuid.uuid4().hex[:12]
         folder = await asyncio.to_thread(self._model_folder, plan)
         self._text = await asyncio.to_thread(TextProcessor.load, folder)
         self._info = served_model(plan, folder)
         self._metrics = GatewayMetrics(self._info.name, self._id)
-        router_actor = router_name(serve.get_replica_context().app_name)
-        self._router = RouterClient(self._id, lambda: ray.get_actor(router_actor, NAMESPACE))
+        names = router_names(serve.get_replica_context().app_name, plan.config.num_routers)
+        self._router = RouterClient(self._id, [functools.partial(ray.get_actor, name, NAMESPACE) for name in names])
         hasher = RoutingHasher(plan.routing_key, plan.config.block_size)
-        self._service = ClusterService(self._id, self._router, hasher, self._metrics)
+        self._recorder = await asyncio.to_thread(self._start_recording, plan, asyncio.get_running_loop().time)
+        self._service = ClusterService(self._id, self._router, hasher, self._metrics, self._recorder)
 
     @staticmethod
     def _model_folder(plan: ServePlan) -> Path:
         return resolve_model(plan.model, cache_dir=plan.config.cache_dir, report=logger.info).path
+
+    def _start_recording(self, plan: ServePlan, clock: Callable[[], float]) -> TraceRecorder | None:
+        path, on_lost = plan.config.record_trace, self._metrics.unrecorded.inc
+        if path is None:
+            return None
+        recorder = TraceRecorder(path, plan.config.block_size, secret=plan.routing_key, clock=clock, on_lost=on_lost)
+        logger.info("recording requests in %s", recorder.path)
+        return recorder
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         app = build_app(self._service, self._text, self._info, metrics=self._metrics, answers_request_id=False)
@@ -64,13 +76,16 @@ class Gateway:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
         self._text.close()
 
     def _background(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._service.run(), self._report_metrics()]
+        recording = [] if self._recorder is None else [self._recorder.run()]
+        return [self._service.groups.run(), self._report_metrics(), *recording]
 
     async def _report_metrics(self) -> None:
-        """The router keeps every gateway's metrics, so that each of them can answer for the whole cluster."""
+        """The routers keep every gateway's metrics, so that each of them can answer for the whole cluster."""
         while True:
             await asyncio.sleep(METRICS_PERIOD_S)
             with contextlib.suppress(RouterAway):

@@ -14,7 +14,7 @@ from typing import Protocol
 from ..worker.errors import Overloaded, Unavailable
 from ..worker.messages import Branch, FinishReason, Request, RouteDecision, SequenceUpdate
 from .api.metrics import GatewayMetrics
-from .api.service import Route, TokenDelta
+from .api.service import Route, RouteWishes, TokenDelta
 from .group_client import GroupClient, GroupLost, TokenStream
 
 MOST_ATTEMPTS = 3
@@ -31,6 +31,8 @@ class Placement:
     decision: RouteDecision
     client: GroupClient
     stream: TokenStream
+    queued_s: float
+    """Seconds that it waited in the router's queue before."""
 
 
 class Placer(Protocol):
@@ -39,9 +41,13 @@ class Placer(Protocol):
     metrics: GatewayMetrics
 
     async def submit(
-        self, request: Request, session_id: str | None, dead: tuple[int, ...], patience_s: float
+        self, request: Request, wishes: RouteWishes, dead: tuple[int, ...], patience_s: float
     ) -> Placement:
         """Raises Unavailable or Overloaded."""
+        ...
+
+    def ended(self, generation: ClusterGeneration) -> None:
+        """A request that had been placed is over; told once."""
         ...
 
 
@@ -51,22 +57,35 @@ class ClusterGeneration:
 
     service: Placer
     request: Request
-    session_id: str | None
+    wishes: RouteWishes
     deadline_s: float | None
-    """On the event loop's clock."""
+    """On the event loop's clock, as ``arrival_s``."""
+    arrival_s: float
     outputs: dict[int, list[int]] = field(init=False)
     """The output so far of each branch that has not ended."""
     dead: tuple[int, ...] = ()
     placement: Placement | None = None
     cached_told: bool = False
+    num_branches: int = field(init=False)
+    num_output_tokens: int = 0
+    """Of the longest branch."""
+    is_over: bool = False
 
     def __post_init__(self) -> None:
         self.outputs = {branch.index: [] for branch in self.request.branches}
+        self.num_branches = len(self.outputs)
 
     @property
     def route(self) -> Route:
-        decision = self._placed().decision
-        return Route(decision.group or "", decision.expected_cached_tokens, decision.reason)
+        placement = self._placed()
+        decision = placement.decision
+        return Route(
+            decision.group or "",
+            decision.expected_cached_tokens,
+            decision.reason,
+            decision.expected_ttft_s,
+            placement.queued_s,
+        )
 
     async def place(self) -> None:
         """Submit what there is to a group. Raises Unavailable or Overloaded."""
@@ -74,7 +93,7 @@ class ClusterGeneration:
         limits_s = [limit for limit in (remaining_s, self.request.queue_timeout_s) if limit is not None]
         patience_s = min([ROUTE_PATIENCE_S, *limits_s])
         self.request = replace(self.request, timeout_s=remaining_s)
-        self.placement = await self.service.submit(self.request, self.session_id, self.dead, patience_s)
+        self.placement = await self.service.submit(self.request, self.wishes, self.dead, patience_s)
 
     async def tokens(self) -> AsyncIterator[TokenDelta]:
         """New tokens of all branches until each has ended."""
@@ -84,6 +103,7 @@ class ClusterGeneration:
                     yield delta
             except GroupLost as loss:
                 if (failure := await self._move(loss)) is not None:
+                    self._end()
                     for branch in list(self.outputs):
                         yield replace(failure, branch=branch)
                     return
@@ -96,11 +116,14 @@ class ClusterGeneration:
                 return
 
     def _take(self, update: SequenceUpdate) -> TokenDelta:
-        self.outputs[update.branch].extend(update.token_ids)
+        output = self.outputs[update.branch]
+        output.extend(update.token_ids)
+        self.num_output_tokens = max(self.num_output_tokens, len(output))
         if update.finish_reason is not None:
             del self.outputs[update.branch]
             if not self.outputs:
                 self._placed().client.forget(self.request.request_id)
+                self._end()
         return TokenDelta(
             update.token_ids,
             update.finish_reason,
@@ -130,11 +153,18 @@ class ClusterGeneration:
         self.request = self._continuation()
         try:
             await self.place()
-        except Unavailable as error:
-            return TokenDelta((), FinishReason.ERROR, error=str(error))
-        except Overloaded as error:
-            return TokenDelta((), FinishReason.OVERLOADED, error=str(error), retry_after_s=error.retry_after_s)
+        except (Unavailable, Overloaded) as error:
+            return self._not_moved(error)
         return None
+
+    def _not_moved(self, error: Unavailable | Overloaded) -> TokenDelta:
+        """How the branches end that found no other group. When it was the request's own time that ran out, what there
+        is by then is the answer."""
+        if self._remaining_s() == 0.0:
+            return TokenDelta((), FinishReason.TIMEOUT)
+        if isinstance(error, Unavailable):
+            return TokenDelta((), FinishReason.ERROR, error=str(error))
+        return TokenDelta((), FinishReason.OVERLOADED, error=str(error), retry_after_s=error.retry_after_s)
 
     def _continuation(self) -> Request:
         """The request for the next group: the branches that have not ended, each from where it stopped.
@@ -175,3 +205,9 @@ class ClusterGeneration:
         self.outputs.clear()
         if self.placement is not None:
             self.placement.client.abort(self.request.request_id)
+            self._end()
+
+    def _end(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.service.ended(self)

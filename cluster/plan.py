@@ -16,7 +16,7 @@ NAMESPACE = "octavo"
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """One application: one served model, its worker groups, its gateways and its router."""
+    """One application: one served model, its worker groups, its gateways and its routers."""
 
     config: ServeConfig
     """Decided for the device: no field that depends on it is None."""
@@ -43,7 +43,7 @@ class ServePlan:
         """What one rank books of its node."""
         return {"GPU": 1.0, "CPU": 1.0} if self.device == "cuda" else {"CPU": 1.0}
 
-    def worker_spec(self, group: str, generation: int, router: str) -> WorkerSpec:
+    def worker_spec(self, group: str, generation: int, routers: tuple[str, ...]) -> WorkerSpec:
         """What the workers of one incarnation of a group are told."""
         config = self.config
         budget = config.kv_cache_memory_bytes
@@ -66,7 +66,7 @@ class ServePlan:
             num_ranks_on_machine=self.num_ranks_on_machine,
             routing_key=self.routing_key,
             cache_dir=config.cache_dir,
-            router_name=router,
+            router_names=routers,
             ray_namespace=NAMESPACE,
             startup_timeout_s=config.startup_timeout_s,
             log_level=config.log_level,
@@ -89,6 +89,6 @@ def compile_cache(cache_dir: Path) -> Path:
     return cache_dir / "numba"
 
 
-def router_name(app_name: str) -> str:
-    """Name of the router's actor, by the name that Serve knows the application by."""
-    return f"{app_name}:router"
+def router_names(app_name: str, num_routers: int) -> tuple[str, ...]:
+    """Names of the routers' actors, by the name that Serve knows the application by."""
+    return tuple(f"{app_name}:router:{index}" for index in range(num_routers))

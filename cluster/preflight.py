@@ -13,6 +13,7 @@ from ..worker.model.config import ModelConfig
 from ..worker.model.device_limits import Device, check_any_device, check_device
 from ..worker.model.partition import partition
 from .config import ServeConfig
+from .trace_recorder import check_trace_file
 
 _PROCESS_BYTES = 400 * 2**20
 """A rank's process without weights and KV blocks, measured with torch 2.13."""
@@ -35,6 +36,8 @@ def check_model(config: ServeConfig, folder: Path) -> None:
         from ..worker.model.check import check_model_folder
 
         check_model_folder(folder)
+    if config.record_trace is not None and config.address is None:  # else a gateway looks, on the node that it is on
+        check_trace_file(config.record_trace)
     limit = model.longest_context
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigurationError(f"--max-model-len: the model's context is {limit} tokens, got {config.max_model_len}")

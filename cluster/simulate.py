@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from dataclasses import asdict, dataclass
@@ -12,13 +13,17 @@ import click
 import orjson
 from tqdm import tqdm
 
+from ..router.policies import POLICIES, PolicyName
+from ..router.simulator.faults import EventFaults, Faults
 from ..router.simulator.group import GroupConfig
 from ..router.simulator.hardware import SETUPS
 from ..router.simulator.metrics import Result
-from ..router.simulator.policies import POLICIES
+from ..router.simulator.page import page
+from ..router.simulator.plots import svg, write_png
+from ..router.simulator.policies import RouterPolicy
 from ..router.simulator.simulation import Simulation, SimulationConfig
 from ..router.simulator.step_times import load_fitted
-from ..router.simulator.table import table
+from ..router.simulator.table import table, table_rows
 from ..router.simulator.trace_files import read_trace
 from ..router.simulator.traces import Trace
 from ..worker.errors import ConfigurationError
@@ -35,6 +40,7 @@ class _Number(click.FloatRange):
 
 
 _ABOVE_0 = _Number(min=0.0, min_open=True)
+_SHARE = _Number(min=0.0, max=1.0)
 _COUNT = click.IntRange(min=1)
 _FILE = click.Path(path_type=Path)
 
@@ -45,7 +51,7 @@ class SimulateOptions:
 
     trace: Path
     prefixes: Path | None
-    policy: tuple[str, ...]
+    policy: tuple[PolicyName, ...]
     groups: int
     setup: str
     step_times: Path | None
@@ -63,6 +69,11 @@ class SimulateOptions:
     seed: int
     slo_ttft: float
     slo_itl: float
+    event_loss: float
+    event_reorder: float
+    event_duplicate: float
+    plot: Path | None
+    html: Path | None
     json: bool
 
 
@@ -93,35 +104,64 @@ def simulate_parameters() -> list[click.Parameter]:
         option("--seed", "Of what policies choose at random.", type=int, default=0),
         option("--slo-ttft", "Seconds to the first token that are good enough.", type=_ABOVE_0, default=2.0),
         option("--slo-itl", "Mean seconds between tokens that are good enough.", type=_ABOVE_0, default=0.05),
+        option("--event-loss", "Share of the messages of KV events that never arrive.", type=_SHARE, default=0.0),
+        option("--event-reorder", "Share that the next one overtakes.", type=_SHARE, default=0.0),
+        option("--event-duplicate", "Share that comes twice.", type=_SHARE, default=0.0),
+        option("--plot", "Draw the results into this PNG file.", type=_FILE),
+        option("--html", "Write table, figure and conditions as one page into this file.", type=_FILE),
         click.Option(["--json"], is_flag=True, help="Print the figures as one line of JSON last."),
     ]
 
 
 def simulate(options: SimulateOptions) -> None:
     """Run each policy in turn and print what came of it. Raises ConfigurationError before anything is simulated."""
+    for flag, path in (("--plot", options.plot), ("--html", options.html)):
+        _require_writable(flag, path)
     trace, config = _trace(options), _config(options)
     config.check(trace)
-    results, wall_s = {}, {}
+    results: dict[str, Result] = {}
+    wall_s: dict[str, float] = {}
     for policy in dict.fromkeys(options.policy):
         begin = time.perf_counter()
         results[policy] = _run(config, trace, policy)
         wall_s[policy] = time.perf_counter() - begin
-    hit_rate = trace.infinite_cache_hit_rate()
-    click.echo(f"{trace.name}: {len(trace.requests)} requests in {trace.duration_s:.0f} s, {options.groups} groups")
-    click.echo(table(results, hit_rate, slo_ttft_s=options.slo_ttft, slo_itl_s=options.slo_itl))
+    _show(options, trace, results, wall_s)
+
+
+def _show(options: SimulateOptions, trace: Trace, results: dict[str, Result], wall_s: dict[str, float]) -> None:
+    hit_rate, slo_s = trace.infinite_cache_hit_rate(), (options.slo_ttft, options.slo_itl)
+    rows = table_rows(results, hit_rate, slo_ttft_s=options.slo_ttft, slo_itl_s=options.slo_itl)
+    summary = f"{trace.name}: {len(trace.requests)} requests in {trace.duration_s:.0f} s, {options.groups} groups"
+    conditions = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
+    click.echo(summary)
+    click.echo(table(rows))
+    if options.plot is not None:
+        write_png(options.plot, results, hit_rate, slo_s)
+    if options.html is not None:
+        options.html.write_text(page(trace.name, summary, rows, svg(results, hit_rate, slo_s), conditions))
     if options.json:
-        policies = {
-            name: result.figures(options.slo_ttft, options.slo_itl) | {"wall_s": wall_s[name]}
-            for name, result in results.items()
-        }
-        conditions = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
+        policies = {name: result.figures(*slo_s) | {"wall_s": wall_s[name]} for name, result in results.items()}
         figures = {"conditions": conditions, "infinite_cache_hit_rate": hit_rate, "policies": policies}
         click.echo(orjson.dumps(figures).decode())
 
 
-def _run(config: SimulationConfig, trace: Trace, policy: str) -> Result:
+def _require_writable(flag: str, path: Path | None) -> None:
+    if path is None:
+        return
+    is_new = not path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"{flag}: {path}: {error.strerror or error}") from error
+
+
+def _run(config: SimulationConfig, trace: Trace, policy: PolicyName) -> Result:
     with tqdm(total=len(trace.requests), desc=policy, unit=" requests", disable=None, leave=False) as bar:
-        return Simulation(config, trace, policy, on_finished=lambda: bar.update() and None).run()
+        new_policy = functools.partial(RouterPolicy, policy)
+        return Simulation(config, trace, new_policy, on_finished=lambda: bar.update() and None).run()
 
 
 def _trace(options: SimulateOptions) -> Trace:
@@ -160,4 +200,5 @@ def _config(options: SimulateOptions) -> SimulationConfig:
         report_delay_s=options.report_delay_ms / 1e3,
         report_pause_s=options.report_pause_ms / 1e3,
         seed=options.seed,
+        faults=Faults(EventFaults(options.event_loss, options.event_reorder, options.event_duplicate)),
     )

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..worker.actor import Worker
 from . import ledgers
-from .plan import ServePlan, router_name
+from .plan import ServePlan, router_names
 
 DRAIN_S = 30.0
 """A group that is stopped may take so long to finish what is under way."""
@@ -47,7 +47,8 @@ class WorkerGroup:
         self._watchers = [asyncio.create_task(self._watch(worker)) for worker in self._workers]
 
     def _create_workers(self, environment: dict[str, str]) -> list[Any]:
-        spec = self._plan.worker_spec(self.name, time.time_ns(), router_name(self._app_name))
+        routers = router_names(self._app_name, self._plan.config.num_routers)
+        spec = self._plan.worker_spec(self.name, time.time_ns(), routers)
         return [
             ray.remote(Worker)
             .options(

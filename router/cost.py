@@ -25,98 +25,89 @@ the parts are
                                        arrivals at rate rho / E[S], and by S / 2 in the mean: a sum of delays of
                                        rho * S^2 / (2 * (1 - rho) * E[S]). For exponential S, where
                                        E[S^2] = 2 * E[S]^2, that is S * rho / (1 - rho) in the mean.
+    preference    P / r, where others are preferred: those that the request names, or the one that served its session
+                  last. P are all tokens of its prompt: one goes elsewhere when waiting costs more than all of it anew.
 
-Without the last part each request minimises its own delay, moves away from its prefix as soon as a queue is as long as
+Without the imposed delay each request minimises its own, moves away from its prefix as soon as a queue is as long as
 its prefill, and the work done twice then fills all queues.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 MAX_UTILISATION = 0.9
 """Beyond this, the mean delay of an endless queue says nothing about the next minutes."""
-NEAR_TIE_SHARE = 0.02
-NEAR_TIE_S = 0.001
-"""Costs closer than this, or than the share, are not told apart: the estimates are not better than that."""
+
+Floats = npt.NDArray[np.float64]
 
 
 class Load(NamedTuple):
-    """State of a candidate group. Immutable, and good until its next report or reservation."""
+    """State of the candidate groups, each a float64 [num_groups]; numbers for one group alone."""
 
-    reported_at_s: float
-    reported_backlog_s: float
-    """Time that the prompt tokens ahead took to compute at ``reported_at_s``; it has passed in part since."""
-    reserved_backlog_s: float
+    reported_at_s: Floats
+    backlog_tokens: Floats
+    """Prompt tokens ahead at ``reported_at_s``; some of them have been computed since."""
+    reserved_tokens: Floats
     """The same for those that are on their way there."""
-    prefill_tokens_per_s: float
-    num_sequences: int
+    prefill_tokens_per_s: Floats
+    num_sequences: Floats
     """Running, waiting or reserved."""
-    max_num_seqs: int
-    full_step_s: float
+    max_num_seqs: Floats
+    full_step_s: Floats
     """Time of a decode step with ``max_num_seqs`` sequences."""
-    step_slope_s: float
+    step_slope_s: Floats
     """Time that one sequence more adds to a step."""
-    num_free_blocks: int
-    block_size: int
+    num_free_blocks: Floats
+    block_size: Floats
 
 
 class Demand(NamedTuple):
-    """What a request asks of one candidate group."""
+    """What a request asks of the candidate groups."""
 
-    num_uncached_tokens: float
+    num_uncached_tokens: Floats
+    """Of its prompt, in each of the groups."""
     num_output_tokens: float
     """Expected of one sequence, at most what the request allows."""
     num_sequences: int = 1
+    num_prompt_tokens: float = 0.0
+    is_preferred: npt.NDArray[np.bool_] | None = None
+    """Which of the groups are; None: nobody has a preference."""
 
 
 class Cost(NamedTuple):
-    """Estimated seconds, by cause. Immutable."""
+    """Estimated seconds, by cause; each a float64 [num_groups], or a number."""
 
-    wait_s: float
-    prefill_s: float
-    interference_s: float
-    pressure_s: float
-    imposed_s: float
+    wait_s: Floats
+    prefill_s: Floats
+    interference_s: Floats
+    pressure_s: Floats
+    imposed_s: Floats
+    preference_s: Floats
 
     @property
-    def total_s(self) -> float:
-        return sum(self)
+    def total_s(self) -> Floats:
+        wait_s, prefill_s, interference_s, pressure_s, imposed_s, preference_s = self
+        return wait_s + prefill_s + interference_s + pressure_s + imposed_s + preference_s
 
 
 def estimate_cost(load: Load, demand: Demand, utilisation: float, now: float) -> Cost:
-    """The cost of one candidate; see the derivation above. ``utilisation`` is 0 or more."""
-    uncached, output, added = demand
-    (reported_at_s, backlog_s, reserved_s, rate, present, seats, full_step_s, slope_s, num_free, block_size) = load
-    passed_s = now - reported_at_s
-    wait_s = reserved_s + (backlog_s - passed_s if backlog_s > passed_s else 0.0)
-    if present + added > seats:
-        wait_s = max(wait_s, (present + added - seats) * output * full_step_s / seats)
+    """The costs of all candidates; see the derivation above. ``utilisation`` is 0 or more."""
+    uncached, output, added, num_prompt_tokens, is_preferred = demand
+    (reported_at_s, backlog, reserved, rate, present, seats, full_step_s, slope_s, num_free, block_size) = load
+    wait_s = reserved / rate + np.maximum(backlog / rate - (now - reported_at_s), 0.0)
+    seats_s = (present + added - seats) * output * full_step_s / seats
     prefill_s = uncached / rate
-    missing = uncached + added * output - num_free * block_size
-    occupancy = present / seats if present < seats else 1.0
-    rho = utilisation if utilisation < MAX_UTILISATION else MAX_UTILISATION
+    missing = np.maximum(uncached + added * output - num_free * block_size, 0.0)
+    rho = min(utilisation, MAX_UTILISATION)
     return Cost(
-        wait_s=wait_s,
+        wait_s=np.maximum(wait_s, seats_s),
         prefill_s=prefill_s,
-        interference_s=slope_s * added * output * present + prefill_s * occupancy,
-        pressure_s=missing / rate if missing > 0 else 0.0,
-        imposed_s=prefill_s * rho / (1.0 - rho),
+        interference_s=slope_s * (added * output) * present + prefill_s * np.minimum(present / seats, 1.0),
+        pressure_s=missing / rate,
+        imposed_s=prefill_s * (rho / (1.0 - rho)),
+        preference_s=np.zeros_like(rate) if is_preferred is None else ~is_preferred * num_prompt_tokens / rate,
     )
-
-
-def choose_cheapest(
-    costs: Sequence[Cost], cached_tokens: Sequence[int], rng: random.Random, *, preferred: int | None = None
-) -> int:
-    """Position of the lowest cost; of near-ties the one with more of the prefix, of those ``preferred``, else any."""
-    totals = [sum(cost) for cost in costs]
-    lowest = min(totals)
-    limit = lowest + max(NEAR_TIE_S, NEAR_TIE_SHARE * lowest)
-    near = [position for position, total in enumerate(totals) if total <= limit]
-    most = max(cached_tokens[position] for position in near)
-    best = [position for position in near if cached_tokens[position] == most]
-    if preferred in best:
-        return preferred
-    return best[0] if len(best) == 1 else rng.choice(best)

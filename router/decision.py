@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from .cost import Cost
+import numpy as np
+
+from ..worker.messages import RouteDecision
+from .assessment import Assessment
 from .knowledge import KnowledgeState
+
+NUM_EXPLAINED = 32
+"""Candidates of a decision that are explained: the cheapest ones."""
+
+_STATES = list(KnowledgeState)
 
 
 class Reason(enum.Enum):
@@ -21,45 +29,79 @@ class Reason(enum.Enum):
     """No group holds any of the prompt."""
     EVEN = "even"
     """Several groups hold as much of the prompt; this one was the cheapest of them."""
+    PREFERRED = "preferred"
+    """Without the preference of the request or its session another group would have been cheaper."""
     ONLY = "only"
     """One group was left to choose from."""
+    POLICY = "policy"
+    """A policy that does not look at costs."""
     UNKNOWN_MODEL = "unknown_model"
     NO_GROUP = "no_group"
     """Every group of the model is draining, excluded or gone."""
+    NOT_ALLOWED = "not_allowed"
+    """None of the groups that the request allows is there."""
+    QUEUED = "queued"
+    """No group has room; the request waits in the router."""
+    QUEUE_FULL = "queue_full"
+    TENANT_LIMIT = "tenant_limit"
+    DEADLINE = "deadline"
+    """It could not be begun within the time that it has."""
+    QUEUE_TIMEOUT = "queue_timeout"
 
 
-class Candidate(NamedTuple):
-    """One group as it was seen when the request could have gone there."""
-
-    group: str
-    generation: int
-    knowledge: KnowledgeState
-    cached_tokens: int
-    cost: Cost
-
-    def explain(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "group": self.group,
-            "generation": self.generation,
-            "knowledge": self.knowledge.value,
-            "cached_tokens": self.cached_tokens,
-            "cost": {**self.cost._asdict(), "total_s": self.cost.total_s},
-        }
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Decision:
-    """One answered query. ``actual_cached_tokens`` is filled in when the group has reported the prefill."""
+    """One answered query. The actual values are filled in when the group has reported the prefill."""
 
     request_id: str
     model: str
     reason: Reason
     made_at_s: float
     num_prompt_tokens: int
-    chosen: Candidate | None
-    candidates: tuple[Candidate, ...]
+    seen: Assessment | None = None
+    """None: there was nothing to choose from."""
+    row: int | None = None
+    """Of the chosen group; None: it went nowhere."""
+    queued_s: float = 0.0
+    """How long it had waited in the router."""
+    expected_wait_s: float = 0.0
+    """Of one that is queued now."""
+    detail: str = ""
+    retry_after_s: float | None = None
     actual_cached_tokens: int | None = None
+    actual_ttft_s: float | None = None
+    """Counted from the group's receipt of the request."""
+
+    @property
+    def group(self) -> str | None:
+        return None if self.seen is None or self.row is None else self.seen.members[self.row].name
+
+    @property
+    def generation(self) -> int:
+        return 0 if self.seen is None or self.row is None else self.seen.members[self.row].generation
+
+    @property
+    def expected_cached_tokens(self) -> int:
+        return 0 if self.seen is None or self.row is None else int(self.seen.cached_tokens[self.row])
+
+    @property
+    def expected_ttft_s(self) -> float:
+        return 0.0 if self.seen is None or self.row is None else float(self.seen.ttft_s[self.row])
+
+    def answer(self) -> RouteDecision:
+        """What the gateway is told."""
+        is_queued = self.reason is Reason.QUEUED
+        return RouteDecision(
+            self.request_id,
+            self.group,
+            self.generation,
+            self.expected_cached_tokens,
+            self.reason.value,
+            self.retry_after_s,
+            is_queued,
+            self.expected_wait_s if is_queued else self.expected_ttft_s,
+            self.detail,
+        )
 
     def explain(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -67,23 +109,59 @@ class Decision:
             "request_id": self.request_id,
             "model": self.model,
             "reason": self.reason.value,
+            "detail": self.detail,
             "made_at_s": self.made_at_s,
+            "queued_s": self.queued_s,
+            "expected_wait_s": self.expected_wait_s,
             "num_prompt_tokens": self.num_prompt_tokens,
-            "group": self.chosen.group if self.chosen else None,
-            "expected_cached_tokens": self.chosen.cached_tokens if self.chosen else 0,
+            "group": self.group,
+            "expected_cached_tokens": self.expected_cached_tokens,
             "actual_cached_tokens": self.actual_cached_tokens,
-            "candidates": [candidate.explain() for candidate in self.candidates],
+            "expected_ttft_s": self.expected_ttft_s,
+            "actual_ttft_s": self.actual_ttft_s,
+            "num_candidates": 0 if self.seen is None else int(self.seen.able.sum()),
+            "candidates": self._explain_candidates(),
         }
 
+    def _explain_candidates(self) -> list[dict[str, Any]]:
+        """The chosen one first, then the others, the cheapest first."""
+        if self.seen is None:
+            return []
+        by_cost = [int(row) for row in np.argsort(self.seen.total_s, kind="stable") if self.seen.able[row]]
+        chosen = [] if self.row is None else [self.row]
+        rows = [*chosen, *[row for row in by_cost if row != self.row]][:NUM_EXPLAINED]
+        return [_explain(self.seen, row) for row in rows]
 
-def reason_for(chosen: Candidate, candidates: tuple[Candidate, ...]) -> Reason:
-    """The word for a choice that was made."""
-    if len(candidates) == 1:
+
+def _explain(seen: Assessment, row: int) -> dict[str, Any]:
+    group = seen.members[row]
+    parts = {name: float(values[row]) for name, values in seen.cost._asdict().items()}
+    return {
+        "group": group.name,
+        "generation": group.generation,
+        "knowledge": _STATES[int(seen.knowledge[row])].value,
+        "has_room": bool(seen.has_room[row]),
+        "num_sequences": int(seen.num_sequences[row]),
+        "cached_tokens": int(seen.cached_tokens[row]),
+        "expected_ttft_s": float(seen.ttft_s[row]),
+        "cost": {**parts, "total_s": float(seen.total_s[row])},
+    }
+
+
+def reason_for(seen: Assessment, row: int) -> Reason:
+    """The word for a choice that was made by cost."""
+    able = seen.able
+    if able.sum() == 1:
         return Reason.ONLY
-    most = max(candidate.cached_tokens for candidate in candidates)
+    preference_s = seen.cost.preference_s
+    if preference_s.any() and preference_s[row] == 0.0:
+        without_s = np.where(able, seen.total_s - preference_s, np.inf)
+        if without_s.min() < without_s[row]:
+            return Reason.PREFERRED
+    most = seen.cached_tokens[able].max()
     if most == 0:
         return Reason.COLD
-    if chosen.cached_tokens < most:
+    if seen.cached_tokens[row] < most:
         return Reason.LOAD
-    alike = sum(candidate.cached_tokens == most for candidate in candidates)
+    alike = (seen.cached_tokens[able] == most).sum()
     return Reason.PREFIX if alike == 1 else Reason.EVEN

@@ -8,41 +8,48 @@ all of it. The reservation itself stays until the prefill is reported, to compar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..worker.messages import GroupReport
-from .cost import Load
-from .decision import Decision
-from .knowledge import GroupKnowledge
-from .rates import DecodeModel
+from ..worker.messages import GroupReport, RouteQuery
+from .knowledge import GroupKnowledge, KnowledgeState
+from .load_table import UNMEASURED, Row
+from .rates import DecayedRate, DecodeModel
+
+if TYPE_CHECKING:
+    from .decision import Decision
+
+WORK_HORIZON_S = 60.0
+"""Time over which groups are compared for the prefill work that they were given."""
+_STATES = list(KnowledgeState)
 
 
 @dataclass(slots=True)
 class Reservation:
     """A request on its way to the group, or waiting there to be computed."""
 
-    decision: Decision
+    query: RouteQuery
+    made_at_s: float
+    decision: Decision | None
+    """None: another router has made it."""
+    expected_cached_tokens: int
     confirmed_cached_tokens: int
     """Those of the expected cached tokens that were confirmed when the decision was made."""
     num_uncached_tokens: int
     num_new_blocks: int
     num_stored_before: int
     num_removed_before: int
-    num_sequences: int = 1
     received: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class Priors:
-    """What is assumed of a group that has not measured itself: what its peers measure."""
-
-    prefill_tokens_per_s: float
-    step_s: float
+    @property
+    def num_sequences(self) -> int:
+        return self.query.num_branches
 
 
 class Group:
-    """One generation of a worker group."""
+    """One generation of a worker group. ``row`` is its place in the pool's load table."""
 
     def __init__(self, report: GroupReport, knowledge: GroupKnowledge, now: float) -> None:
+        self.row = -1
         self.report = report
         self.reported_at_s = now
         self.knowledge = knowledge
@@ -50,7 +57,10 @@ class Group:
         self.reservations: dict[str, Reservation] = {}
         self.decoding: dict[str, int] = {}
         """Requests of several sequences that are prefilled and not finished → how many."""
-        self._load: tuple[Priors, Load] | None = None
+        self.running: set[str] = set()
+        """Requests that were placed here and are not known to be over."""
+        self.prefill_work = DecayedRate(WORK_HORIZON_S)
+        """Prompt tokens that it was given to compute."""
         # Of the reservations that the reports do not include yet.
         self._num_reserved_sequences = 0
         self._reserved_tokens = 0
@@ -72,7 +82,6 @@ class Group:
         """A new report: it replaces the last one, and teaches how long steps take."""
         self.report = report
         self.reported_at_s = now
-        self._load = None
         if report.decode_step_s > 0 and report.num_running > 0:
             self.decode.add(report.num_running, report.decode_step_s)
 
@@ -108,14 +117,28 @@ class Group:
         return [
             request_id
             for request_id, reservation in self.reservations.items()
-            if now - reservation.decision.made_at_s >= (received_timeout_s if reservation.received else timeout_s)
+            if now - reservation.made_at_s >= (received_timeout_s if reservation.received else timeout_s)
         ]
 
-    def load(self, priors: Priors) -> Load:
+    def load_row(self) -> Row:
         """The group's load: the last report, and the reservations that it does not include yet."""
-        if self._load is None or self._load[0] is not priors:
-            self._load = (priors, self._work_out_load(priors))
-        return self._load[1]
+        report, decode, knowledge = self.report, self.decode, self.knowledge
+        return Row(
+            reported_at_s=self.reported_at_s,
+            backlog_tokens=report.num_uncomputed_prompt_tokens,
+            reserved_tokens=self._reserved_tokens,
+            prefill_tokens_per_s=max(UNMEASURED, report.prefill_tokens_per_s),
+            num_sequences=report.num_running + report.num_waiting + self._num_reserved_sequences,
+            max_num_seqs=max(1, report.max_num_seqs),
+            full_step_s=decode.step_s(report.max_num_seqs) if decode.is_measured else UNMEASURED,
+            step_slope_s=decode.slope_s if decode.is_measured else UNMEASURED,
+            num_free_blocks=max(0, report.num_free_blocks - self._reserved_blocks),
+            block_size=report.block_size,
+            confidence=knowledge.confidence,
+            slot=knowledge.slot,
+            draining=report.draining,
+            knowledge=_STATES.index(knowledge.state),
+        )
 
     def check(self) -> None:
         """Raise AssertionError unless the reserved load is the sum of the reservations not yet received."""
@@ -126,28 +149,7 @@ class Group:
         if (self._num_reserved_sequences, self._reserved_tokens, self._reserved_blocks) != (sequences, tokens, blocks):
             raise AssertionError(f"group {self.name}: reserved load is not the sum of its reservations")
 
-    def _work_out_load(self, priors: Priors) -> Load:
-        report = self.report
-        rate = report.prefill_tokens_per_s if report.prefill_tokens_per_s > 0 else priors.prefill_tokens_per_s
-        if self.decode.is_measured:
-            full_step_s, slope_s = self.decode.step_s(report.max_num_seqs), self.decode.slope_s
-        else:
-            full_step_s, slope_s = priors.step_s, priors.step_s * DecodeModel.PRIOR_SHARE
-        return Load(
-            reported_at_s=self.reported_at_s,
-            reported_backlog_s=report.num_uncomputed_prompt_tokens / rate,
-            reserved_backlog_s=self._reserved_tokens / rate,
-            prefill_tokens_per_s=rate,
-            num_sequences=report.num_running + report.num_waiting + self._num_reserved_sequences,
-            max_num_seqs=max(1, report.max_num_seqs),
-            full_step_s=full_step_s,
-            step_slope_s=slope_s,
-            num_free_blocks=max(0, report.num_free_blocks - self._reserved_blocks),
-            block_size=report.block_size,
-        )
-
     def _count(self, reservation: Reservation, sign: int) -> None:
-        self._load = None
         self._num_reserved_sequences += sign * reservation.num_sequences
         self._reserved_tokens += sign * reservation.num_uncached_tokens
         self._reserved_blocks += sign * reservation.num_new_blocks

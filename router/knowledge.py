@@ -8,15 +8,19 @@ past of the group is unknown. A snapshot makes either EXACT again; meanwhile eve
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+import logging
+from typing import TYPE_CHECKING
 
 from ..worker.messages import BlocksCleared, BlocksRemoved, BlocksStored, KVEvents
+from ..worker.routing_hash import MASK, unpack_hashes, whole_hashes
 from .counters import Counters
-from .index import PrefixIndex
-from .predictions import Predictions
 from .rates import Mean
 
-BlockEvent = BlocksStored | BlocksRemoved | BlocksCleared
+if TYPE_CHECKING:  # Compiled code, which not everybody who knows of groups needs.
+    from .index import PrefixIndex
+    from .predictions import Predictions
+
+logger = logging.getLogger(__name__)
 
 
 class KnowledgeState(enum.Enum):
@@ -48,12 +52,23 @@ class GroupKnowledge:
         self._snapshot_retry_s = snapshot_retry_s
         self._asked_at_s: float | None = None
         self._next_sequence: int | None = None
+        self._filling: tuple[int, int] | None = None
+        """The snapshot that is coming in: its number, and that of its parts."""
+        self._next_part = 0
+        self._is_filling = False
+        """A part of a snapshot has come, and more are on their way."""
         self._is_empty = True
         self._found = {state: Mean(prior) for state, prior in _PRIOR_CONFIDENCE.items()}
 
     def apply(self, message: KVEvents) -> None:
-        """Take in one message of events. Repeats and stragglers are harmless; a gap makes the group STALE."""
+        """Take in one message of events. Repeats and stragglers are harmless; a gap makes the group STALE, and so does
+        a message that is none, which is left out as a whole."""
         self._counters.event_messages += 1
+        if (error := _what_is_wrong(message)) is not None:
+            self._counters.event_messages_malformed += 1
+            logger.warning("events %r of generation %r: %s", message.sequence_number, message.generation, error)
+            self.doubt()
+            return
         following = 0 if self._next_sequence is None else self._next_sequence
         oldest = following - 1 if message.is_snapshot else following
         if message.generation != self.generation or (
@@ -62,9 +77,9 @@ class GroupKnowledge:
             self._counters.event_messages_ignored += 1
             return
         self._note_position(message, following)
-        if message.is_snapshot:
+        if message.is_snapshot and message.part == 0:
             self._clear()
-        self._apply_all(message.events, is_snapshot=message.is_snapshot)
+        self._apply_all(message)
 
     def observe(self, confirmed_tokens: int, actual_tokens: int) -> None:
         """A prefill found ``actual_tokens`` in the cache where ``confirmed_tokens`` were known to be."""
@@ -81,6 +96,8 @@ class GroupKnowledge:
         """Whether to ask the leader for a snapshot with the answer that is about to be given."""
         if self.state is KnowledgeState.EXACT:
             return False
+        if self._is_filling:
+            self._is_filling, self._asked_at_s = False, now
         if self._asked_at_s is not None and now - self._asked_at_s < self._snapshot_retry_s:
             return False
         self._asked_at_s = now
@@ -97,8 +114,7 @@ class GroupKnowledge:
 
     def _note_position(self, message: KVEvents, following: int) -> None:
         if message.is_snapshot:
-            self._counters.snapshots += 1
-            self._enter(KnowledgeState.EXACT)
+            self._note_part(message, following)
         elif self._next_sequence is None and message.sequence_number == 0:
             self._enter(KnowledgeState.EXACT)  # The first message of all: the group held nothing before it.
         elif self._next_sequence is not None and message.sequence_number > following:
@@ -106,26 +122,54 @@ class GroupKnowledge:
             self.doubt()
         self._next_sequence = message.sequence_number + 1
 
-    def _apply_all(self, events: Iterable[BlockEvent], *, is_snapshot: bool) -> None:
-        for event in events:
+    def _note_part(self, message: KVEvents, following: int) -> None:
+        """The last part of a snapshot makes it exact; until then little is known."""
+        snapshot = (message.sequence_number, message.num_parts)
+        if message.part == 0:
+            self._filling, self._next_part = snapshot, 0
+            self._enter(KnowledgeState.BLIND)
+        if (snapshot, message.part) == (self._filling, self._next_part):
+            self._next_part += 1
+            self._is_filling = self._next_part < message.num_parts
+            if not self._is_filling:
+                self._filling = None
+                self._counters.snapshots += 1
+                self._enter(KnowledgeState.EXACT)
+        elif message.sequence_number >= following:
+            self.doubt()  # What came before this part is lost.
+
+    def _apply_all(self, message: KVEvents) -> None:
+        if message.is_snapshot:
+            self._store_all(message)
+            return
+        for event in message.events:
             if isinstance(event, BlocksStored):
-                self._store(event, is_snapshot=is_snapshot)
+                self._store(event)
             elif isinstance(event, BlocksRemoved):
-                self.num_removed += len(event.hashes)
-                self._counters.blocks_removed += len(event.hashes)
-                self._index.removed(self.slot, event.hashes)
+                hashes = unpack_hashes(event.hashes)
+                self.num_removed += len(hashes)
+                self._counters.blocks_removed += len(hashes)
+                self._index.removed(self.slot, hashes)
             else:
                 self._counters.caches_cleared += 1
                 self._clear()
 
-    def _store(self, event: BlocksStored, *, is_snapshot: bool) -> None:
+    def _store_all(self, message: KVEvents) -> None:
+        """Of a snapshot, at once: its chains may be many and short."""
+        self._note_stored(b"".join([event.hashes for event in message.events if isinstance(event, BlocksStored)]))
+
+    def _store(self, event: BlocksStored) -> None:
         parent = event.parent_hash
-        if not is_snapshot and parent is not None and not self._index.may_hold(self.slot, parent):
+        if parent is not None and not self._index.may_hold(self.slot, parent):
             self._counters.holes += 1
             self.doubt()
-        self.num_stored += len(event.hashes)
-        self._counters.blocks_stored += len(event.hashes)
-        self._index.stored(self.slot, event.hashes)
+        self._note_stored(event.hashes)
+
+    def _note_stored(self, packed: bytes) -> None:
+        hashes = unpack_hashes(packed)
+        self.num_stored += len(hashes)
+        self._counters.blocks_stored += len(hashes)
+        self._index.stored(self.slot, hashes)
         self._is_empty = False
 
     def _clear(self) -> None:
@@ -135,3 +179,22 @@ class GroupKnowledge:
         old, self.slot = self.slot, self._index.clear_slot(self.slot)
         self._predictions.move_slot(old, self.slot)
         self._is_empty = True
+
+
+def _what_is_wrong(message: KVEvents) -> str | None:
+    """Why it cannot be a message of events; None: it can."""
+    numbers = (message.generation, message.sequence_number, message.part, message.num_parts)
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        return f"generation, sequence number, part and parts are {numbers}, which are no counts"
+    if message.part >= message.num_parts:
+        return f"part {message.part} of {message.num_parts}"
+    for event in message.events:
+        parent = event.parent_hash if isinstance(event, BlocksStored) else None
+        if parent is not None and not (isinstance(parent, int) and 0 <= parent <= MASK):
+            return f"the parent {parent!r} is no routing hash"
+        if not isinstance(event, BlocksCleared):
+            try:
+                whole_hashes(event.hashes)
+            except ValueError as error:
+                return str(error)
+    return None

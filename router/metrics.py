@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -45,6 +45,19 @@ def _from_counters(counters: Counters) -> Iterator[Metric]:
         "expected_cached_tokens", "Cached tokens expected of those.", "model", counters.expected_cached_tokens
     )
     yield _labelled("actual_cached_tokens", "Cached tokens found by those.", "model", counters.actual_cached_tokens)
+    yield _labelled(
+        "expected_ttft_seconds",
+        "Expected times to first token, of requests that have it.",
+        "model",
+        counters.expected_ttft_s,
+    )
+    yield _labelled("actual_ttft_seconds", "Times to first token of those.", "model", counters.actual_ttft_s)
+    for name, text, histogram in (
+        ("ttft_error_seconds", "How far expected and actual times to first token were apart.", counters.ttft_error),
+        ("queue_time_seconds", "Time that requests waited in the router before a group got them.", counters.queue_time),
+        ("event_lag_seconds", "How long the oldest news of a report had waited at the group.", counters.event_lag),
+    ):
+        yield HistogramMetricFamily(_PREFIX + name, text, buckets=histogram.buckets(), sum_value=histogram.sum)
     yield _labelled("predictions", "Prefills by how they compare with what was expected.", "outcome", counters.outcomes)
     for name, text, value in (
         ("blocks_stored", "Blocks stored, as told by events.", counters.blocks_stored),
@@ -56,6 +69,11 @@ def _from_counters(counters: Counters) -> Iterator[Metric]:
             "event_messages_ignored",
             "Messages of events that were repeated, late or void.",
             counters.event_messages_ignored,
+        ),
+        (
+            "event_messages_malformed",
+            "Messages of events that were left out because something in them cannot be.",
+            counters.event_messages_malformed,
         ),
         ("event_gaps", "Messages of events found missing.", counters.event_gaps),
         ("holes", "Blocks stored behind an unknown parent.", counters.holes),
@@ -69,12 +87,22 @@ def _from_counters(counters: Counters) -> Iterator[Metric]:
 def _from_state(index: PrefixIndex, predictions: Predictions, pools: Iterable[Pool]) -> Iterator[Metric]:
     groups = GaugeMetricFamily(f"{_PREFIX}groups", "Live groups by knowledge.", labels=["model", "knowledge"])
     reservations = GaugeMetricFamily(f"{_PREFIX}reservations", "Requests not yet computed.", labels=["model"])
+    imbalance = GaugeMetricFamily(
+        f"{_PREFIX}imbalance", "Prefill work given lately to the busiest group, by the mean.", labels=["model"]
+    )
+    utilisation = GaugeMetricFamily(
+        f"{_PREFIX}utilisation", "Prefill work that came lately, as a share of the groups' time.", labels=["model"]
+    )
     for pool in pools:
+        imbalance.add_metric([pool.model], pool.imbalance)
+        utilisation.add_metric([pool.model], pool.latest_utilisation)
         for state, count in Counter(group.knowledge.state.value for group in pool.groups.values()).items():
             groups.add_metric([pool.model, state], count)
         reservations.add_metric([pool.model], sum(len(group.reservations) for group in pool.groups.values()))
     yield groups
     yield reservations
+    yield imbalance
+    yield utilisation
     for name, text, value in (
         ("index_entries", "Blocks in the prefix index.", index.num_entries),
         ("index_bytes", "Memory of the prefix index.", index.num_bytes),
@@ -84,7 +112,7 @@ def _from_state(index: PrefixIndex, predictions: Predictions, pools: Iterable[Po
         yield GaugeMetricFamily(_PREFIX + name, text, value=value)
 
 
-def _labelled(name: str, text: str, label: str, counts: Counter[str]) -> Metric:
+def _labelled(name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:
     family = CounterMetricFamily(_PREFIX + name, text, labels=[label])
     for key, count in counts.items():
         family.add_metric([key], count)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
-from ..worker.messages import GroupReport
-from .group import Group, Priors
-from .rates import DecayedRate, Mean
+import numpy as np
+import numpy.typing as npt
+
+from ..worker.messages import GroupReport, RouteQuery
+from .cost import Load
+from .group import Group
+from .load_table import LoadTable
+from .rates import DecayedRate, DecodeModel, Mean
 
 UTILISATION_HORIZON_S = 30.0
-FIRST_PRIORS = Priors(prefill_tokens_per_s=5_000.0, step_s=0.02)
+FIRST_PREFILL_TOKENS_PER_S = 5_000.0
+FIRST_STEP_S = 0.02
 """Before any group of the model has measured anything: all groups look alike, so only ratios count."""
 PRIOR_OUTPUT_TOKENS = 128.0
+PRIOR_UNCACHED_TOKENS = 128.0
+REPORT_DELAY_S = 0.1
+"""A place that becomes free is known, and filled again, within this time."""
 _MAX_FENCES = 4096
 
 
@@ -21,10 +30,20 @@ class Pool:
     def __init__(self, model: str) -> None:
         self.model = model
         self.groups: dict[str, Group] = {}
+        self.table = LoadTable()
+        self.members: tuple[Group, ...] = ()
+        """By their rows in the table. A new tuple whenever a group comes or goes."""
+        self.slots = 0
+        """Mask of the slots that they have in the prefix index."""
         self.output_tokens = Mean(PRIOR_OUTPUT_TOKENS)
+        """Of a sequence."""
+        self.uncached_tokens = Mean(PRIOR_UNCACHED_TOKENS)
+        """Of a request's prompt."""
         self._work = DecayedRate(UTILISATION_HORIZON_S)
+        self._load: tuple[int, Load] | None = None
+        self._room: tuple[int, npt.NDArray[np.bool_]] | None = None
+        """Of a version of the table."""
         self._newest: dict[str, int] = {}
-        self._priors: Priors | None = None
 
     def is_void(self, report: GroupReport) -> bool:
         """Whether a later generation of the same group has been seen."""
@@ -32,7 +51,6 @@ class Pool:
 
     def admit(self, report: GroupReport, create: Callable[[], Group]) -> Group:
         """The group that reports, made by ``create`` if this generation is new. Older ones must be gone by now."""
-        self._priors = None
         self._newest.pop(report.group, None)
         self._newest[report.group] = report.generation
         if len(self._newest) > _MAX_FENCES:
@@ -40,34 +58,100 @@ class Pool:
         group = self.groups.get(report.group)
         if group is None:
             group = self.groups[report.group] = create()
+            group.row = self.table.add(group.load_row())
+            self.slots |= 1 << group.slot
+            self.members = (*self.members, group)
         return group
 
-    def candidates(self, excluded_generations: Collection[int]) -> list[Group]:
-        """Groups that may be given something new."""
-        return [
-            group
-            for group in self.groups.values()
-            if not group.report.draining and group.generation not in excluded_generations
-        ]
+    def note_load(self, group: Group) -> None:
+        """Something has changed about the group that decisions depend on."""
+        before = self.table.slot(group.row)
+        if before != group.slot:
+            self.slots ^= 1 << before | 1 << group.slot
+        self.table.write(group.row, group.load_row())
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether any group has measured how fast it computes prompts."""
+        return self.table.is_measured
+
+    def load(self) -> Load:
+        """Of all groups, good until one changes."""
+        if self._load is None or self._load[0] != self.table.version:
+            load = self.table.load(FIRST_PREFILL_TOKENS_PER_S, FIRST_STEP_S, DecodeModel.PRIOR_SHARE)
+            self._load = (self.table.version, load)
+        return self._load[1]
+
+    def has_room(self) -> npt.NDArray[np.bool_]:
+        """bool [num_groups]: groups that would begin another request now, or as soon as those that end now have.
+
+        A full group ends N sequences each L * s(N) seconds. As many as end within ``REPORT_DELAY_S`` may wait there,
+        one at least, so that it never idles; further ones wait where they can still go elsewhere. The blocks of a mean
+        request must be free. A group without work has room for anything.
+        """
+        if self._room is None or self._room[0] != self.table.version:
+            self._room = (self.table.version, self._find_room(self.load()))
+        return self._room[1]
+
+    def _find_room(self, load: Load) -> npt.NDArray[np.bool_]:
+        num_output_tokens = self.output_tokens.value
+        residence_s = np.maximum(num_output_tokens * load.full_step_s, REPORT_DELAY_S)
+        ahead = np.ceil(load.max_num_seqs * REPORT_DELAY_S / residence_s)
+        has_seat = load.num_sequences < load.max_num_seqs + ahead
+        has_blocks = load.num_free_blocks * load.block_size >= self.uncached_tokens.value + num_output_tokens
+        room: npt.NDArray[np.bool_] = (has_seat & has_blocks) | (load.num_sequences == 0)
+        return room
+
+    def drain_per_s(self) -> float:
+        """Requests that all groups would finish in a second with all places taken; 0.0 until that is measured."""
+        if not self.is_measured:
+            return 0.0
+        load = self.load()
+        return float((load.max_num_seqs / (self.output_tokens.value * load.full_step_s)).sum())
+
+    def able(self, query: RouteQuery) -> npt.NDArray[np.bool_]:
+        """bool [num_groups]: groups that the request may go to."""
+        able = self.table.takes_requests
+        if query.allowed_groups:
+            able &= self.rows_of(query.allowed_groups)
+        if query.excluded_groups:
+            able &= ~self.rows_of(query.excluded_groups)
+        if query.excluded_generations:
+            able &= [group.generation not in query.excluded_generations for group in self.members]
+        return able
+
+    def rows_of(self, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+        """bool [num_groups]: the groups of these names."""
+        rows = np.zeros(len(self.members), np.bool_)
+        rows[[self.groups[name].row for name in names if name in self.groups]] = True
+        return rows
 
     def silent(self, now: float, timeout_s: float) -> Iterator[Group]:
         """Groups whose last report is too old."""
         return (group for group in self.groups.values() if now - group.reported_at_s >= timeout_s)
 
     def remove(self, group: Group) -> None:
-        self._priors = None
+        """The group is gone; the last one takes its row."""
         del self.groups[group.name]
+        self.slots &= ~(1 << self.table.slot(group.row))
+        self.table.remove(group.row)
+        members = list(self.members)
+        last = members.pop()
+        if last is not group:
+            last.row = group.row
+            members[group.row] = last
+        self.members = tuple(members)
 
     @property
-    def priors(self) -> Priors:
-        """What to assume of a group that has not measured itself: the mean of those that have."""
-        if self._priors is None:
-            reports = [group.report for group in self.groups.values()]
-            self._priors = Priors(
-                _mean([report.prefill_tokens_per_s for report in reports], FIRST_PRIORS.prefill_tokens_per_s),
-                _mean([report.decode_step_s for report in reports], FIRST_PRIORS.step_s),
-            )
-        return self._priors
+    def imbalance(self) -> float:
+        """Prefill work given lately to the group that was given most, by the mean over groups; 1.0 without work."""
+        newest = max((group.prefill_work.at_s for group in self.members), default=0.0)
+        work = [group.prefill_work.per_s(newest) for group in self.members]
+        return max(work) * len(work) / sum(work) if any(work) else 1.0
+
+    def prefill_s(self, group: Group, num_tokens: float) -> float:
+        """How long the group takes to compute so many prompt tokens."""
+        return num_tokens / float(self.load().prefill_tokens_per_s[group.row])
 
     def add_work(self, work_s: float, now: float) -> None:
         """A group was given prefill work that will take it ``work_s``."""
@@ -77,7 +161,17 @@ class Pool:
         """Prefill work that arrived lately, as a share of the engine time that passed; may exceed 1."""
         return self._work.per_s(now) / max(1, len(self.groups))
 
+    @property
+    def latest_utilisation(self) -> float:
+        """When a group was last given work."""
+        return self._work.latest_per_s() / max(1, len(self.groups))
 
-def _mean(values: list[float], otherwise: float) -> float:
-    measured = [value for value in values if value > 0]
-    return sum(measured) / len(measured) if measured else otherwise
+    def check(self) -> None:
+        """Raise AssertionError unless the table says what the groups say."""
+        if sorted(map(id, self.members)) != sorted(map(id, self.groups.values())):
+            raise AssertionError("members and groups differ")
+        if self.slots != sum([1 << group.slot for group in self.members]):
+            raise AssertionError("the mask of slots is not that of the groups")
+        for number, group in enumerate(self.members):
+            if group.row != number or not self.table.holds(number, group.load_row()):
+                raise AssertionError(f"the load of group {group.name} is not what the table says")

@@ -6,46 +6,65 @@ prefill is reported (its blocks are then confirmed by events) or the request end
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
+
+from ..worker.routing_hash import HashArray
+from .block_table import BlockTable
+from .hash_table import BITS_PER_ROW
+
+_TIDIED_ROWS = 4096
+"""Rows that are tidied with each ``expire``."""
+
+
+def place_of(slot: int) -> tuple[int, int]:
+    """A slot's tag and its bit in a ``BlockTable``."""
+    tag, position = divmod(slot, BITS_PER_ROW)
+    return tag, 1 << position
 
 
 @dataclass(slots=True)
 class _Assumed:
     slot: int
-    hashes: Sequence[int]
+    hashes: HashArray
     made_at_s: float
 
 
 class Predictions:
-    """Assumed blocks as bitmasks of slots, each kept as long as one request stands for it."""
+    """Assumed blocks by slot, each kept as long as one request stands for it."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._requests: dict[str, _Assumed] = {}  # oldest first
-        self._masks: dict[int, int] = {}
-        self._repeats: dict[tuple[int, int], int] = {}
-        """(hash, slot) → how many requests beyond the first assume it."""
+        self.blocks = BlockTable()
+        """As in ``PrefixIndex``."""
+        self._counts = BlockTable()
+        """(hash, slot) → how many requests assume it."""
 
     def __len__(self) -> int:
         return len(self._requests)
 
     @property
     def num_blocks(self) -> int:
-        """Different blocks that are assumed somewhere."""
-        return len(self._masks)
+        """Blocks that are assumed somewhere: one for each 48 slots."""
+        return self.blocks.num_entries
 
-    def mask_of(self, value: int) -> int:
-        """The slots that are assumed to hold the block."""
-        return self._masks.get(value, 0)
+    @property
+    def num_bytes(self) -> int:
+        """Memory of both tables."""
+        return self.blocks.num_bytes + self._counts.num_bytes
 
-    def assume(self, request_id: str, slot: int, hashes: Sequence[int], now: float) -> None:
+    def may_hold(self, slot: int, value: int) -> bool:
+        """Whether the slot is assumed to hold the block."""
+        tag, bit = place_of(slot)
+        return bool(self.blocks.get(value, tag) & bit)
+
+    def assume(self, request_id: str, slot: int, hashes: HashArray, now: float) -> None:
         """The group in ``slot`` will compute these blocks for the request. Replaces what the request assumed before."""
         self.drop(request_id)
-        if not hashes:
-            return
-        assumed = self._requests[request_id] = _Assumed(slot, hashes, now)
-        self._add(assumed)
+        if len(hashes):
+            assumed = self._requests[request_id] = _Assumed(slot, hashes, now)
+            self._add(assumed)
 
     def drop(self, request_id: str) -> None:
         """The request stands for nothing any more. Unknown requests are harmless."""
@@ -71,52 +90,32 @@ class Predictions:
         while self._requests:
             request_id, assumed = next(iter(self._requests.items()))
             if now - assumed.made_at_s < self._timeout_s:
-                return
+                break
             self.drop(request_id)
+        self.blocks.sweep(_TIDIED_ROWS)
+        self._counts.sweep(_TIDIED_ROWS)
 
     def check(self) -> None:
-        """Raise AssertionError unless the masks are exactly what the requests stand for."""
-        counts: dict[tuple[int, int], int] = {}
-        for assumed in self._requests.values():
-            for value in assumed.hashes:
-                counts[value, assumed.slot] = counts.get((value, assumed.slot), 0) + 1
-        if {pair: count - 1 for pair, count in counts.items() if count > 1} != self._repeats:
-            raise AssertionError("repeated predictions are miscounted")
-        masks: dict[int, int] = {}
+        """Raise AssertionError unless the tables are exactly what the requests stand for."""
+        self.blocks.check()
+        self._counts.check()
+        counts = Counter(
+            (value, assumed.slot) for assumed in self._requests.values() for value in assumed.hashes.tolist()
+        )
+        if counts != {(value, slot): count for value, slot, count in self._counts.entries()}:
+            raise AssertionError("predictions are miscounted")
+        blocks: dict[tuple[int, int], int] = {}
         for value, slot in counts:
-            masks[value] = masks.get(value, 0) | 1 << slot
-        if masks != self._masks:
+            tag, bit = place_of(slot)
+            blocks[value, tag] = blocks.get((value, tag), 0) | bit
+        if blocks != {(value, tag): bits for value, tag, bits in self.blocks.entries()}:
             raise AssertionError("predicted blocks do not match the requests")
 
     def _of_slot(self, slot: int) -> list[str]:
         return [request_id for request_id, assumed in self._requests.items() if assumed.slot == slot]
 
     def _add(self, assumed: _Assumed) -> None:
-        slot, bit, masks, repeats = assumed.slot, 1 << assumed.slot, self._masks, self._repeats
-        new = dict.fromkeys(assumed.hashes, bit)
-        if len(new) == len(assumed.hashes) and masks.keys().isdisjoint(new):
-            masks.update(new)  # The usual case, without a loop in Python.
-            return
-        for value in assumed.hashes:
-            mask = masks.get(value, 0)
-            if mask & bit:
-                repeats[value, slot] = repeats.get((value, slot), 0) + 1
-            else:
-                masks[value] = mask | bit
+        self.blocks.store(self._counts.count_up(assumed.hashes, assumed.slot), *place_of(assumed.slot))
 
     def _remove(self, assumed: _Assumed) -> None:
-        slot, bit, masks = assumed.slot, 1 << assumed.slot, self._masks
-        for value in assumed.hashes:
-            if self._repeats and self._drop_repeat(value, slot):
-                continue
-            mask = masks[value]
-            if mask == bit:
-                del masks[value]
-            else:
-                masks[value] = mask ^ bit
-
-    def _drop_repeat(self, value: int, slot: int) -> bool:
-        count = self._repeats.pop((value, slot), 0)
-        if count > 1:
-            self._repeats[value, slot] = count - 1
-        return count > 0
+        self.blocks.remove(self._counts.count_down(assumed.hashes, assumed.slot), *place_of(assumed.slot))

@@ -29,17 +29,22 @@ class DecayedRate:
     def __init__(self, horizon_s: float) -> None:
         self._horizon_s = horizon_s
         self._sum = 0.0
-        self._at_s = 0.0
+        self.at_s = 0.0
+        """Of the last amount."""
 
     def add(self, amount: float, now: float) -> None:
         self._sum = self._faded(now) + amount
-        self._at_s = now
+        self.at_s = now
+
+    def latest_per_s(self) -> float:
+        """At the time of the last amount."""
+        return self.per_s(self.at_s)
 
     def per_s(self, now: float) -> float:
         return self._faded(now) / self._horizon_s
 
     def _faded(self, now: float) -> float:
-        return self._sum * math.exp(-max(0.0, now - self._at_s) / self._horizon_s)
+        return self._sum * math.exp(-max(0.0, now - self.at_s) / self._horizon_s)
 
 
 class DecodeModel:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ..worker.messages import (
     GroupEntry,
@@ -20,37 +23,38 @@ from ..worker.messages import (
     RouteDecisions,
     RouteQueries,
     RouteQuery,
+    SharedReservation,
+    SharedReservations,
 )
-from .cost import Demand, choose_cheapest, estimate_cost
+from .admission import Admission, AdmissionConfig, Refusal, Wait
+from .chooser import Chooser
+from .config import RouterConfig
 from .counters import Counters
-from .decision import Candidate, Decision, Reason, reason_for
-from .group import Group, Reservation
-from .index import PrefixIndex, find_staircase, slots_in
+from .decision import Decision, Reason
+from .group import Group
+from .index import PrefixIndex
 from .knowledge import GroupKnowledge
 from .metrics import render_metrics
 from .pool import Pool
 from .predictions import Predictions
+from .reservations import Reservations
 from .sessions import Sessions
+from .waiting import CanPlace
+
+_NOWHERE = {
+    Reason.UNKNOWN_MODEL: "no worker group serves the model {model}",
+    Reason.NO_GROUP: "every worker group of the model is draining, has failed on the request, or is left out by it",
+    Reason.NOT_ALLOWED: "none of the worker groups that the request allows is there: {groups}",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class RouterConfig:
-    """Limits and time-outs. None of them steers where requests go."""
+class _Queued:
+    """Who is told when a waiting query's turn has come."""
 
-    max_index_bytes: int = 1 << 30
-    group_timeout_s: float = 5.0
-    """A group that has not reported for so long is dropped."""
-    reservation_timeout_s: float = 10.0
-    """A request that its group has not received by then is taken to be lost on the way."""
-    prediction_timeout_s: float = 120.0
-    """A request that is not computed by then stands for no blocks any more."""
-    snapshot_retry_s: float = 1.0
-    max_sessions: int = 100_000
-    """Sessions whose last group is remembered."""
-    num_explained: int = 256
-    """Decisions kept for ``explain``."""
-    sweep_entries: int = 4096
-    """Index entries cleaned with each report while there is something to clean."""
+    gateway_id: str
+    query: RouteQuery
+    arrived_s: float
 
 
 class Router:
@@ -63,9 +67,16 @@ class Router:
         self.predictions = Predictions(config.prediction_timeout_s)
         self.pools: dict[str, Pool] = {}
         self.sessions = Sessions(config.max_sessions)
-        self._owners: dict[str, Group] = {}
-        """Request → the group that holds its reservation."""
-        self._rng = rng
+        self.reservations = Reservations(self.index, self.predictions, self.counters)
+        self.admission = Admission(
+            AdmissionConfig(config.max_queued_requests or 0, config.tenants, config.priority_aging_s)
+        )
+        self._chooser = Chooser(config.policy, rng, self.index, self.predictions, self.reservations, self.sessions)
+        self._queued: dict[str, _Queued] = {}
+        self._turns: dict[str, list[RouteDecision]] = {}
+        """Gateway → decisions that ended waits and were not taken yet."""
+        self._shared: list[SharedReservation] = []
+        self._cancelled: list[str] = []
         self._decisions: deque[Decision] = deque(maxlen=config.num_explained)
         self._silence_possible_at_s = float("-inf")
         """No group can have been silent for too long before this time."""
@@ -84,14 +95,16 @@ class Router:
             return False
         earlier = pool.groups.get(report.group)
         if earlier is not None and earlier.generation != report.generation:
-            self._drop(pool, earlier)
+            self._drop(pool, earlier, now)
         group = pool.admit(report, lambda: self._new_group(report, now))
         group.update(report, now)
         for message in report.events:
             group.knowledge.apply(message)
+        self.counters.event_lag.add(report.oldest_news_age_s)
         for progress in report.progress:
-            self._note_progress(pool, group, progress)
+            self._note_progress(pool, group, progress, now)
         self._tidy(group, now)
+        pool.note_load(group)
         return group.knowledge.wants_snapshot(now)
 
     # Queries
@@ -99,9 +112,67 @@ class Router:
     def route(self, queries: RouteQueries, now: float) -> RouteDecisions:
         """A group for each query, reserved at once, so that the next query sees the load of this one."""
         self._drop_silent(now)
-        for request_id in queries.cancelled:
-            self._release(request_id)
-        return RouteDecisions(tuple([self._answer(query, now) for query in queries.queries]))
+        self.cancel(queries.cancelled, now)
+        return RouteDecisions(tuple([self._route(queries.gateway_id, query, now) for query in queries.queries]))
+
+    def cancel(self, request_ids: Iterable[str], now: float) -> None:
+        """Requests that will not reach their groups, or do not wait any more. Unknown ones are harmless."""
+        for request_id in request_ids:
+            self._queued.pop(request_id, None)
+            is_known = self.admission.cancel(request_id, now)
+            if (self.reservations.release(request_id) or is_known) and self.config.shares:
+                self._cancelled.append(request_id)
+
+    @property
+    def num_queued(self) -> int:
+        """Queries that wait for a group with room."""
+        return self.admission.num_waiting
+
+    def take_turns(self, now: float) -> dict[str, tuple[RouteDecision, ...]]:
+        """Gateway → the decisions that ended waits since the last call. Ask after everything that may have made room,
+        and once in a while as long as any query is queued."""
+        if self.num_queued:
+            self._drop_silent(now)
+            for refusal in self.admission.expire(now):
+                self._end_wait(_refused(self._queued[refusal.request_id].query, refusal, now))
+            for pool in self.pools.values():
+                self._place_waiting(pool, now)
+        turns, self._turns = self._turns, {}
+        return {gateway_id: tuple(decisions) for gateway_id, decisions in turns.items()}
+
+    # Other routers
+
+    def take_shared(self) -> SharedReservations | None:
+        """What was decided and given up since the last call, for the other routers; None for nothing."""
+        if not self._shared and not self._cancelled:
+            return None
+        shared = SharedReservations("", tuple(self._shared), tuple(self._cancelled))
+        self._shared, self._cancelled = [], []
+        return shared
+
+    def adopt(self, shared: SharedReservations, now: float) -> None:
+        """Count what another router has decided as load of the groups that are known here, and give up with it.
+
+        What was asked here too is this router's own: its gateway has asked again, and waits for the answer from here.
+        """
+        for request_id in shared.cancelled:
+            if self.reservations.is_adopted(request_id):
+                self.reservations.release(request_id)
+                self.admission.cancel(request_id, now)
+        for reservation in shared.reservations:
+            query = reservation.query
+            if query.request_id in self._queued or self.reservations.is_own(query.request_id):
+                continue
+            pool = self.pools.get(query.model)
+            group = pool.groups.get(reservation.group) if pool else None
+            if pool is None or group is None or group.generation != reservation.generation:
+                continue
+            pool.add_work(pool.prefill_s(group, query.num_prompt_tokens - reservation.expected_cached_tokens), now)
+            self.sessions.remember(query.model, query.session_id, group.name)
+            self.reservations.reserve(pool, group, query, reservation.expected_cached_tokens, None, now)
+            self.admission.adopt(query.request_id, query.model, query.tenant, group.generation, now)
+
+    # Seen from outside
 
     def registry(self, now: float) -> Registry:
         """All live groups."""
@@ -127,88 +198,80 @@ class Router:
         """Raise AssertionError if the books do not balance."""
         self.index.check()
         self.predictions.check()
-        groups = [group for pool in self.pools.values() for group in pool.groups.values()]
-        for group in groups:
-            group.check()
-        reserved = {request_id: group for group in groups for request_id in group.reservations}
-        if reserved != self._owners:
-            raise AssertionError("reservations and their owners differ")
+        self.admission.check()
+        self.reservations.check(group for pool in self.pools.values() for group in pool.members)
+        for pool in self.pools.values():
+            pool.check()
 
     # Deciding
 
-    def _answer(self, query: RouteQuery, now: float) -> RouteDecision:
-        self._release(query.request_id)  # What an earlier attempt reserved.
+    def _route(self, gateway_id: str, query: RouteQuery, now: float) -> RouteDecision:
+        self.reservations.release(query.request_id)  # What an earlier attempt reserved.
+        self._queued.pop(query.request_id, None)
         decision = self._decide(query, now)
-        self._decisions.append(decision)
-        self.counters.decisions[query.model, decision.reason.value] += 1
-        chosen = decision.chosen
-        if chosen is None:
-            retry_after_s = None if decision.reason is Reason.UNKNOWN_MODEL else 1.0
-            return RouteDecision(query.request_id, None, 0, 0, decision.reason.value, retry_after_s)
-        return RouteDecision(
-            query.request_id, chosen.group, chosen.generation, chosen.cached_tokens, decision.reason.value
-        )
+        if decision.reason is Reason.QUEUED:
+            self._queued[query.request_id] = _Queued(gateway_id, query, now)
+        return self._answer(decision)
 
     def _decide(self, query: RouteQuery, now: float) -> Decision:
         pool = self.pools.get(query.model)
-        groups = pool.candidates(query.excluded_generations) if pool else []
-        if pool is None or not groups:
-            reason = Reason.UNKNOWN_MODEL if pool is None else Reason.NO_GROUP
-            return Decision(query.request_id, query.model, reason, now, query.num_prompt_tokens, None, ())
-        depths = self._match(query.routing_hashes, groups)
-        candidates = _assess(pool, groups, depths, query, now)
-        last = self.sessions.group_of(query.model, query.session_id)
-        position = choose_cheapest(
-            [candidate.cost for candidate in candidates],
-            [candidate.cached_tokens for candidate in candidates],
-            self._rng,
-            preferred=next((place for place, group in enumerate(groups) if group.name == last), None),
-        )
-        chosen = candidates[position]
-        decision = Decision(
-            query.request_id,
-            query.model,
-            reason_for(chosen, candidates),
-            now,
-            query.num_prompt_tokens,
-            chosen,
-            candidates,
-        )
-        pool.add_work(chosen.cost.prefill_s, now)
-        self.sessions.remember(query.model, query.session_id, chosen.group)
-        self._reserve(groups[position], decision, query)
+        if pool is None or not pool.groups:
+            return _nowhere(query, Reason.UNKNOWN_MODEL if pool is None else Reason.NO_GROUP, now)
+        able = pool.able(query)
+        if not able.any():
+            is_pinned = bool(query.allowed_groups) and not pool.rows_of(query.allowed_groups).any()
+            return _nowhere(query, Reason.NOT_ALLOWED if is_pinned else Reason.NO_GROUP, now)
+        verdict = self.admission.arrive(self._as_tenant(query), now, self._can_place(pool))
+        if isinstance(verdict, Refusal):
+            return _refused(query, verdict, now)
+        if isinstance(verdict, Wait):
+            return _without_group(query, Reason.QUEUED, now, expected_wait_s=verdict.expected_s)
+        return self._choose(pool, query, able, now)
+
+    def _choose(self, pool: Pool, query: RouteQuery, among: npt.NDArray[np.bool_], now: float) -> Decision:
+        """Of an admitted query."""
+        decision = self._chooser.choose(pool, query, among, now)
+        if decision.group is None:
+            self.admission.cancel(query.request_id, now)
+        else:
+            self.admission.placed(query.request_id, decision.generation)
+            if self.config.shares:
+                self._shared.append(
+                    SharedReservation(query, decision.group, decision.generation, decision.expected_cached_tokens)
+                )
         return decision
 
-    def _match(self, hashes: Sequence[int], groups: list[Group]) -> dict[int, int]:
-        """Slot → depth in blocks, confirmed or assumed."""
-        kept, depths = self.index.sample(hashes)
-        among = sum([1 << group.knowledge.slot for group in groups])
-        confirmed, assumed = self.index.mask_of, self.predictions.mask_of
-        mask_of = (lambda value: confirmed(value) | assumed(value)) if len(self.predictions) else confirmed
-        steps = find_staircase(mask_of, kept, among)
-        return {slot: depths[step - 1] for step, mask in steps for slot in slots_in(mask)}
+    def _answer(self, decision: Decision) -> RouteDecision:
+        self._decisions.append(decision)
+        self.counters.decisions[decision.model, decision.reason.value] += 1
+        return decision.answer()
 
-    def _reserve(self, group: Group, decision: Decision, query: RouteQuery) -> None:
-        request_id, knowledge, block_size = query.request_id, group.knowledge, group.report.block_size
-        expected = decision.chosen.cached_tokens if decision.chosen else 0
-        steps = self.index.match(query.routing_hashes, 1 << group.slot)
-        confirmed_blocks = steps[0][0] if steps else 0
-        uncached = max(0, query.num_prompt_tokens - expected)
-        group.reserve(
-            request_id,
-            Reservation(
-                decision,
-                confirmed_cached_tokens=min(expected, confirmed_blocks * block_size),
-                num_uncached_tokens=uncached,
-                num_new_blocks=-(-uncached // block_size),
-                num_stored_before=knowledge.num_stored,
-                num_removed_before=knowledge.num_removed,
-                num_sequences=query.num_branches,
-            ),
-        )
-        self._owners[request_id] = group
-        # Blocks that the confirmed index holds anyway need no prediction.
-        self.predictions.assume(request_id, group.slot, query.routing_hashes[confirmed_blocks:], decision.made_at_s)
+    # The queue
+
+    def _can_place(self, pool: Pool) -> CanPlace:
+        """Whether a group with room is among those that a query may go to."""
+        if self.config.max_queued_requests is None:
+            return lambda query: True
+        room = pool.has_room()
+        if not room.any():
+            self.admission.expect_drain(pool.model, pool.drain_per_s())
+        return lambda query: bool((pool.able(query) & room).any())
+
+    def _as_tenant(self, query: RouteQuery) -> RouteQuery:
+        return query if self.config.knows_tenants or query.tenant is None else replace(query, tenant=None)
+
+    def _place_waiting(self, pool: Pool, now: float) -> None:
+        """Give places that are free to those whose turn it is."""
+        while (query := self.admission.take_next(pool.model, self._can_place(pool), now)) is not None:
+            among = pool.able(query) & pool.has_room()
+            self._end_wait(self._choose(pool, query, among, now))
+
+    def _end_wait(self, decision: Decision) -> None:
+        queued = self._queued.pop(decision.request_id)
+        decision.queued_s = decision.made_at_s - queued.arrived_s
+        if decision.group is not None:
+            self.counters.queue_time.add(decision.queued_s)
+        self._turns.setdefault(queued.gateway_id, []).append(self._answer(decision))
 
     # Books
 
@@ -218,48 +281,19 @@ class Router:
         )
         return Group(report, knowledge, now)
 
-    def _note_progress(self, pool: Pool, group: Group, progress: RequestProgress) -> None:
-        group.received(progress.request_id)
+    def _note_progress(self, pool: Pool, group: Group, progress: RequestProgress, now: float) -> None:
+        self.reservations.note_progress(pool, group, progress)
         if progress.finished:
-            num_sequences = group.forget_sequences(progress.request_id)
-            if progress.num_output_tokens > 0:
-                pool.output_tokens.add(progress.num_output_tokens / num_sequences)
-        if (progress.prefilled or progress.finished) and progress.request_id in group.reservations:
-            reservation = group.reservations[progress.request_id]
-            self._release(progress.request_id)
-            if not progress.finished:
-                group.note_prefilled(progress.request_id, reservation)
-            if progress.prefilled:
-                self._compare(group, reservation, progress.num_cached_tokens)
-
-    def _compare(self, group: Group, reservation: Reservation, actual: int) -> None:
-        """What the prefill found, against what was expected: confirms what is known of the group, or casts doubt."""
-        decision, knowledge, counters = reservation.decision, group.knowledge, self.counters
-        expected = decision.chosen.cached_tokens if decision.chosen else 0
-        decision.actual_cached_tokens = actual
-        counters.prompt_tokens[decision.model] += decision.num_prompt_tokens
-        counters.expected_cached_tokens[decision.model] += expected
-        counters.actual_cached_tokens[decision.model] += actual
-        knowledge.observe(reservation.confirmed_cached_tokens, actual)
-        # Less than confirmed is explained by blocks removed meanwhile, more than expected by blocks stored meanwhile.
-        unexplained = (
-            actual < reservation.confirmed_cached_tokens and knowledge.num_removed == reservation.num_removed_before
-        ) or (actual > expected and self.index.stride == 1 and knowledge.num_stored == reservation.num_stored_before)
-        if unexplained:
-            knowledge.doubt()
-        counters.outcomes[_outcome(expected, actual, unexplained)] += 1
-
-    def _release(self, request_id: str) -> None:
-        group = self._owners.pop(request_id, None)
-        if group is not None:
-            group.release(request_id)
-            self.predictions.drop(request_id)
+            self.admission.finish(progress.request_id, now, progress.num_output_tokens)
+        else:
+            tenant = progress.tenant if self.config.knows_tenants else None
+            self.admission.adopt(progress.request_id, pool.model, tenant, group.generation, now)
 
     def _tidy(self, group: Group, now: float) -> None:
         config = self.config
-        for request_id in group.overdue(now, config.reservation_timeout_s, config.prediction_timeout_s):
-            self.counters.reservations_expired += 1
-            self._release(request_id)
+        lost = self.reservations.expire(group, now, config.reservation_timeout_s, config.prediction_timeout_s)
+        for request_id in lost:
+            self.admission.cancel(request_id, now)
         self.predictions.expire(now)
         self.index.sweep(config.sweep_entries)
 
@@ -268,41 +302,31 @@ class Router:
             return
         for pool in self.pools.values():
             for group in list(pool.silent(now, self.config.group_timeout_s)):
-                self._drop(pool, group)
+                self._drop(pool, group, now)
         oldest = min(
             [group.reported_at_s for pool in self.pools.values() for group in pool.groups.values()], default=now
         )
         self._silence_possible_at_s = oldest + self.config.group_timeout_s
 
-    def _drop(self, pool: Pool, group: Group) -> None:
+    def _drop(self, pool: Pool, group: Group, now: float) -> None:
         self.counters.groups_lost += 1
-        for request_id in list(group.reservations):
-            self._release(request_id)
+        self.reservations.drop(group)
+        self.admission.lose(group.generation, now)
         group.knowledge.dispose()
         pool.remove(group)
 
 
-def _assess(
-    pool: Pool, groups: list[Group], depths: dict[int, int], query: RouteQuery, now: float
-) -> tuple[Candidate, ...]:
-    """Every group with what it holds of the prompt and what it would cost."""
-    utilisation, priors = pool.utilisation(now), pool.priors
-    num_tokens, num_output_tokens = query.num_prompt_tokens, min(float(query.max_tokens), pool.output_tokens.value)
-    candidates = []
-    for group in groups:
-        report, knowledge = group.report, group.knowledge
-        # At least the last prompt token is always computed, so the block that it ends cannot be used.
-        usable_blocks = min(depths.get(knowledge.slot, 0), max(0, num_tokens - 1) // report.block_size)
-        cached = usable_blocks * report.block_size
-        demand = Demand(num_tokens - cached * knowledge.confidence, num_output_tokens, query.num_branches)
-        cost = estimate_cost(group.load(priors), demand, utilisation, now)
-        candidates.append(Candidate(report.group, report.generation, knowledge.state, cached, cost))
-    return tuple(candidates)
+def _nowhere(query: RouteQuery, reason: Reason, now: float) -> Decision:
+    """Nothing was there to choose from."""
+    retry_after_s = None if reason is Reason.UNKNOWN_MODEL else 1.0
+    detail = _NOWHERE[reason].format(model=query.model, groups=", ".join(query.allowed_groups))
+    return _without_group(query, reason, now, detail=detail, retry_after_s=retry_after_s)
 
 
-def _outcome(expected: int, actual: int, unexplained: bool) -> str:
-    if unexplained:
-        return "contradiction"
-    if actual == expected:
-        return "as_expected"
-    return "less" if actual < expected else "more"
+def _refused(query: RouteQuery, refusal: Refusal, now: float) -> Decision:
+    reason = Reason(refusal.reason.value)
+    return _without_group(query, reason, now, detail=refusal.detail, retry_after_s=refusal.retry_after_s)
+
+
+def _without_group(query: RouteQuery, reason: Reason, now: float, **more: Any) -> Decision:
+    return Decision(query.request_id, query.model, reason, now, query.num_prompt_tokens, **more)

@@ -1,4 +1,4 @@
-"""Sessions: which group served a session last, so that equals are decided in its favour."""
+"""Sessions: which group served a session last, so that its later requests prefer it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ class Sessions:
         self._max_sessions = max_sessions
         self._groups: OrderedDict[tuple[str, str], str] = OrderedDict()
 
-    def group_of(self, model: str, session_id: str | None) -> str | None:
-        """The group that served the session last, if it is remembered."""
-        return None if session_id is None else self._groups.get((model, session_id))
+    def groups_of(self, model: str, session_id: str | None) -> tuple[str, ...]:
+        """The group that served the session last; none if it is not remembered."""
+        group = None if session_id is None else self._groups.get((model, session_id))
+        return () if group is None else (group,)
 
     def remember(self, model: str, session_id: str | None, group: str) -> None:
         """``group`` has been chosen for a request of the session."""

@@ -84,7 +84,7 @@ class Worker:
         }
 
     async def lead(self) -> None:
-        """Rank 0, when all ranks are up: start the engine and report to the router."""
+        """Rank 0, when all ranks are up: start the engine and report to the routers."""
         from .rank import engine_of, executor_of
 
         loaded = self._get_loaded()
@@ -96,12 +96,13 @@ class Worker:
         self._loop = EngineLoop(
             lambda emit: engine_of(spec, loaded, executor, emit),
             executor,
-            ReportBook(identity, self._metrics_text),
+            ReportBook(identity, self._metrics_text, spec.router_names),
             spec.generation,
             max_queued_requests=spec.max_queued_requests,
             max_queued_tokens=spec.max_queued_tokens,
         )
-        self._tasks.append(asyncio.create_task(self._report()))
+        self._tasks += [asyncio.create_task(self._report(router_name)) for router_name in spec.router_names]
+        self._tasks.append(asyncio.create_task(self._render_metrics()))
 
     async def watch(self) -> None:
         """Returns when this rank ended in order, raises when it failed; the worker group waits for that."""
@@ -175,28 +176,30 @@ class Worker:
         num_refused = {} if self._loop is None else self._loop.num_refused
         return metrics_text(engine, self._spec.served_model_name, self._spec.group, num_refused)
 
-    async def _report(self) -> None:
-        """Tell the router what changed, at once, and that we live, every second; find it again when it is replaced."""
+    async def _render_metrics(self) -> None:
+        while True:
+            self._get_loop().render_metrics()
+            await asyncio.sleep(REPORT_PERIOD_S)
+
+    async def _report(self, router_name: str) -> None:
+        """Tell one router what changed, at once, and that we live, every second; find it again when it is replaced."""
         loop, due_s = self._get_loop(), 0.0
         router: Any = None
         me = ray.get_runtime_context().current_actor
         while True:
-            metrics_due = time.monotonic() >= due_s
-            if loop.has_news or metrics_due:
-                report = loop.take_report(metrics_due=metrics_due)
+            if loop.has_news(router_name) or time.monotonic() >= due_s:
+                report = loop.take_report(router_name)
                 try:
-                    router = router or await asyncio.to_thread(
-                        ray.get_actor, self._spec.router_name, self._spec.ray_namespace
-                    )
+                    router = router or await asyncio.to_thread(ray.get_actor, router_name, self._spec.ray_namespace)
                     wants = await asyncio.wait_for(router.report.remote(pack(report), me), REPORT_TIMEOUT_S)
-                    loop.report_arrived(report, wants_snapshot=bool(wants))
-                    due_s = time.monotonic() + REPORT_PERIOD_S if metrics_due else due_s
+                    loop.report_arrived(router_name, report, wants_snapshot=bool(wants))
+                    due_s = time.monotonic() + REPORT_PERIOD_S
                 except (RayError, ValueError, TimeoutError) as error:
                     router = None
-                    logger.warning("the router does not answer: %s", type(error).__name__)
+                    logger.warning("%s does not answer: %s", router_name, type(error).__name__)
                     await asyncio.sleep(REPORT_PERIOD_S / 4)
                 except Exception:  # a group that does not report leaves the registry for good
-                    logger.exception("the report to the router failed")
+                    logger.exception("the report to %s failed", router_name)
                     await asyncio.sleep(REPORT_PERIOD_S)
             await asyncio.sleep(REPORT_PAUSE_S)
 

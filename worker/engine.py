@@ -9,7 +9,7 @@ is not possible while a beam search is under way: what it does next depends on t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -103,7 +103,7 @@ class Engine:
         except InvalidRequest as error:
             self._refuse(request, error)
             return
-        live = self._live[request.request_id] = LiveRequest(request, self._start(request))
+        live = self._live[request.request_id] = LiveRequest(request, self._clock(), self._start(request))
         if request.sampling.beam_width is not None:
             live.search = BeamRun(request.sampling, self.scheduler, live.sequences[0])
         self._note(live.progress())
@@ -148,7 +148,7 @@ class Engine:
 
     def _refuse(self, request: Request, error: InvalidRequest) -> None:
         self.counters.finished[FinishReason.ERROR] += len(request.branches)
-        self._note(RequestProgress(request.request_id, prefilled=False, finished=True))
+        self._note(RequestProgress(request.request_id, prefilled=False, finished=True, tenant=request.tenant))
         for branch in request.branches:
             position = len(branch.output_token_ids)
             update = SequenceUpdate(
@@ -215,6 +215,20 @@ class Engine:
         if not self._plans_ahead:
             self._take_in()
         return is_busy
+
+    def skip_decodes(self, times_s: Iterable[float]) -> None:
+        """Count a call of ``step`` at each of these times, which took in a decode of all running sequences and launched
+        another one; what such calls do to the sequences is left to the caller. RuntimeError when nothing is under way.
+        """
+        under_way, num_steps, num_sequences = self._under_way, 0, self.scheduler.num_running
+        if under_way is None:
+            raise RuntimeError("an idle engine has no steps to skip")
+        for time_s in times_s:
+            self.speed.note(0, num_sequences, time_s - under_way.started_s)
+            under_way.started_s = time_s
+        self.counters.num_steps += num_steps
+        self.counters.num_computed_tokens += num_steps * num_sequences
+        self.counters.num_generation_tokens += num_steps * num_sequences
 
     @property
     def _plans_ahead(self) -> bool:
@@ -306,6 +320,7 @@ class Engine:
     def _note_prefilled(self, live: LiveRequest, sequence: Sequence) -> None:
         if live.num_cached_tokens is None:
             live.num_cached_tokens = sequence.num_cached_tokens or 0
+            live.ttft_s = self._clock() - live.received_s
             self._note(live.progress())
 
     def _search(self, sequence: Sequence, candidates: tuple[Candidate, ...]) -> None:
@@ -389,6 +404,11 @@ class Engine:
     def in_flight(self) -> Future[StepResult] | None:
         """What the step under way will give."""
         return self._under_way.result if self._under_way else None
+
+    @property
+    def step_under_way(self) -> ScheduledStep | None:
+        """The step that was launched and not yet taken in."""
+        return self._under_way.step if self._under_way else None
 
     @property
     def plan_at_s(self) -> float:

@@ -1,8 +1,8 @@
 """EngineLoop: drives an Engine in a thread of its own and answers to an asyncio event loop.
 
 The thread is the only one that touches the engine. Others hand it calls through a queue; what it has for gateways lies
-in the outbox, what it has for the router in the report book, and how long its queue is in the admission, all behind one
-lock.
+in the outbox, what it has for the routers in the report book, and how long its queue is in the admission, all behind
+one lock.
 
 While a step runs, the thread takes calls, until it is time to plan the next one: a request that comes meanwhile is in
 that plan.
@@ -26,6 +26,7 @@ from .engine import Engine
 from .messages import GroupReport, Request, SequenceUpdate, TokenFrame
 from .outbox import Outbox
 from .report_book import ReportBook
+from .snapshot_parts import snapshot_parts
 
 HEARTBEAT_S = 1.0
 """An idle engine tells its ranks this often that it lives."""
@@ -164,25 +165,25 @@ class EngineLoop:
             over.cancel()
             answer.cancel()
 
-    def take_report(self, *, metrics_due: bool) -> GroupReport:
-        """The next report for the router; what it holds is kept until ``report_arrived``.
-
-        ``metrics_due`` lets the report after it carry the metrics.
-        """
+    def take_report(self, router: str) -> GroupReport:
+        """The next report for the router of this name; what it holds is kept until ``report_arrived``."""
         with self._lock:
-            self._book.metrics_due = self._book.metrics_due or metrics_due
-            return self._book.take()
+            return self._book.take(router, time.monotonic())
 
-    @property
-    def has_news(self) -> bool:
-        """There is something to report besides the passing of time."""
-        return self._book.has_news
+    def has_news(self, router: str) -> bool:
+        """There is something to tell it besides the passing of time."""
+        return self._book.has_news(router)
 
-    def report_arrived(self, report: GroupReport, *, wants_snapshot: bool) -> None:
+    def report_arrived(self, router: str, report: GroupReport, *, wants_snapshot: bool) -> None:
         with self._lock:
-            self._book.acknowledged(report)
-        if wants_snapshot:
-            self._calls.put(self._add_snapshot)
+            has_missed = self._book.acknowledged(router, report)
+        if wants_snapshot or has_missed:
+            self._calls.put(functools.partial(self._add_snapshot, router))
+
+    def render_metrics(self) -> None:
+        """Let the next reports carry new metrics."""
+        with self._lock:
+            self._book.metrics_due = True
 
     def set_draining(self) -> None:
         with self._lock:
@@ -302,9 +303,10 @@ class EngineLoop:
         except Exception as error:
             logger.warning("the ranks were not told of the end: %s", error)
 
-    def _add_snapshot(self) -> None:
+    def _add_snapshot(self, router: str) -> None:
+        parts = snapshot_parts(self._engine.scheduler.cache.snapshot())  # takes a while: not behind the lock
         with self._lock:
-            self._book.add_snapshot(self._engine)
+            self._book.add_snapshot(self._engine, parts, router, time.monotonic())
 
     def _emit(self, gateway_id: str, update: SequenceUpdate) -> None:
         self._emitted.append((gateway_id, update))
@@ -317,7 +319,7 @@ class EngineLoop:
             self._admission.note(self._engine, taken)
             for gateway_id, update in emitted:
                 self._outbox.put(gateway_id, update)
-            self._book.collect(self._engine)
+            self._book.collect(self._engine, time.monotonic())
         if emitted:
             self._tell(self._wake, {gateway_id for gateway_id, _ in emitted})
 

@@ -39,19 +39,21 @@ class ModelNotFound(OctavoError):
 
 
 class Overloaded(OctavoError):
-    """The cluster is full; HTTP 429 with ``Retry-After: retry_after_s``."""
+    """The cluster is full; HTTP 429 with ``Retry-After: retry_after_s``. ``reason`` is the router's word for it."""
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, retry_after_s: float, reason: str | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class Unavailable(OctavoError):
-    """No worker group can take the request at present; HTTP 503 with ``Retry-After: retry_after_s``."""
+    """No worker group can take the request at present; HTTP 503, otherwise as ``Overloaded``."""
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, reason: str | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class GenerationFailed(OctavoError):

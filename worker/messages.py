@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, TypeAlias
+
+from .routing_hash import whole_hashes
+
+PackedHashes: TypeAlias = Annotated[bytes, whole_hashes]
+"""See ``routing_hash.pack_hashes``. Checked when a message is unpacked; those of cache events when they are applied,
+so that the rest of the report is not lost."""
 
 
 class FinishReason(enum.Enum):
@@ -68,7 +74,7 @@ class Request:
     """Whose poll gets the tokens."""
     model: str
     prompt_token_ids: tuple[int, ...]
-    routing_hashes: tuple[int, ...]
+    routing_hashes: PackedHashes
     """One 64-bit hash for each full block of the prompt; see ``routing_hash.py``."""
     sampling: SamplingParams
     branches: tuple[Branch, ...] = (Branch(0),)
@@ -129,7 +135,8 @@ class BlocksStored:
     TAG: ClassVar[str] = "stored"
 
     parent_hash: int | None
-    hashes: tuple[int, ...]
+    hashes: bytes
+    """See ``routing_hash.pack_hashes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +145,8 @@ class BlocksRemoved:
 
     TAG: ClassVar[str] = "removed"
 
-    hashes: tuple[int, ...]
+    hashes: bytes
+    """See ``routing_hash.pack_hashes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +162,7 @@ class KVEvents:
 
     ``sequence_number`` counts the messages of a generation from 0 without gaps; a reader that misses one asks for a
     snapshot. A snapshot replaces everything known of the group and carries the number of the last message it includes.
+    A large one comes in several messages, in order: the first replaces, the last completes it.
     """
 
     KIND: ClassVar[str] = "kv_events"
@@ -162,6 +171,9 @@ class KVEvents:
     sequence_number: int
     events: tuple[BlocksStored | BlocksRemoved | BlocksCleared, ...]
     is_snapshot: bool = False
+    part: int = 0
+    """Of a snapshot: which of its ``num_parts``."""
+    num_parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +232,7 @@ class RouteQuery:
 
     request_id: str
     model: str
-    routing_hashes: tuple[int, ...]
+    routing_hashes: PackedHashes
     num_prompt_tokens: int
     max_tokens: int
     priority: int = 0
@@ -239,6 +251,8 @@ class RouteQuery:
     """Names of groups that must not be chosen."""
     preferred_groups: tuple[str, ...] = ()
     """Names of groups that are chosen where that costs little."""
+    attempt: int = 1
+    """Above 1 for a request that another group had taken: it has had its turn, and is never refused for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +288,14 @@ class RouteDecision:
 
 @dataclass(frozen=True, slots=True)
 class RouteDecisions:
+    """The answer to ``RouteQueries``, in their order; or to ``turns``, what has ended the wait of queued queries."""
+
     KIND: ClassVar[str] = "route_decisions"
 
     decisions: tuple[RouteDecision, ...]
+    last_number: int = 0
+    """Of an answer to ``turns``: acknowledge it with the next call. 0: what was acknowledged is not known here, and
+    what was queued is lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from .block_pool import BlockPool
 from .messages import BlocksCleared, BlocksRemoved, BlocksStored
+from .routing_hash import pack_hashes
 
 ExtraKeys: TypeAlias = tuple[str, ...]
 CacheEvent: TypeAlias = BlocksStored | BlocksRemoved | BlocksCleared
@@ -149,7 +150,7 @@ class PrefixCache:
                     break
                 (node,) = node.children.values()
             if hashes:
-                yield BlocksStored(parent_hash, tuple(hashes))
+                yield BlocksStored(parent_hash, pack_hashes(hashes))
             pending.extend([node] if hashes and not node.copies else node.children.values())
 
     def check(self, contents: Sequence[tuple[int, bytes]] = ()) -> None:
@@ -173,4 +174,6 @@ class PrefixCache:
 def _event(event: tuple[int | None, list[int]] | list[int] | BlocksCleared) -> CacheEvent:
     if isinstance(event, BlocksCleared):
         return event
-    return BlocksStored(event[0], tuple(event[1])) if isinstance(event, tuple) else BlocksRemoved(tuple(event))
+    if isinstance(event, tuple):
+        return BlocksStored(event[0], pack_hashes(event[1]))
+    return BlocksRemoved(pack_hashes(event))

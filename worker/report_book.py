@@ -1,4 +1,4 @@
-"""ReportBook: what a worker group has to tell the router, kept until the router has it."""
+"""ReportBook: what a worker group has to tell the routers, kept until each of them has it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from .engine import Engine
-from .messages import GroupReport, KVEvents, RequestProgress
-
-_MOST_EVENT_MESSAGES = 4_096
-"""Kept for a router that does not answer. Beyond it a snapshot takes their place."""
-
-_MOST_PROGRESS = 16_384
-"""Requests kept for a router that does not answer. Beyond it the oldest are dropped: the router has given them up."""
+from .messages import GroupReport
+from .report_reader import EventLog, ReportReader
+from .snapshot_parts import SnapshotParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,76 +24,63 @@ class GroupIdentity:
 
 
 class ReportBook:
-    """``metrics_of(engine)`` gives the group's metrics in Prometheus text format."""
+    """``metrics_of(engine)`` gives the group's metrics in Prometheus text format; ``routers`` are the names of those
+    that are told. Time is in seconds of any steady clock.
+    """
 
-    def __init__(self, identity: GroupIdentity, metrics_of: Callable[[Engine], str]) -> None:
+    def __init__(self, identity: GroupIdentity, metrics_of: Callable[[Engine], str], routers: Iterable[str]) -> None:
         self.draining = False
-        self._identity = identity
         self._metrics_of = metrics_of
-        self._progress: dict[str, RequestProgress] = {}
-        self._events: list[KVEvents] = []
-        self._num_event_messages = 0
+        self._log = EventLog(identity.generation)
+        self._readers = {router: ReportReader(self._log) for router in routers}
         self._latest: GroupReport = _empty_report(identity)
-        self._metrics = ""
         self.metrics_due = True
         """Set once in a while: the next ``collect`` renders the metrics anew."""
 
-    def collect(self, engine: Engine) -> None:
+    def collect(self, engine: Engine, now: float) -> None:
         """Note what the last step changed. Called in the engine's thread."""
-        self._note_progress(engine.drain_progress())
+        progress = engine.drain_progress()
         if events := engine.scheduler.drain_events():
-            self._events.append(KVEvents(self._identity.generation, self._next_number(), events))
-        if len(self._events) > _MOST_EVENT_MESSAGES:
-            self._events = [self._snapshot(engine)]
+            self._log.add(events, now)
+        for reader in self._readers.values():
+            reader.note(progress, now)
         if self.metrics_due:
             self.metrics_due = False
-            self._metrics = self._metrics_of(engine)
+            metrics = self._metrics_of(engine)
+            for reader in self._readers.values():
+                reader.metrics = metrics
         self._latest = self._load(engine)
 
-    def add_snapshot(self, engine: Engine) -> None:
-        """Everything that the group holds and does, for a router that has missed something. In the engine's thread."""
-        self.collect(engine)
-        self._events = [self._snapshot(engine)]
-        self._progress = {entry.request_id: entry for entry in engine.live_progress()} | self._progress
+    def add_snapshot(self, engine: Engine, parts: SnapshotParts, router: str, now: float) -> None:
+        """What the group holds, which is in ``parts``, and does, for a router that has missed something. In the
+        engine's thread. It carries the number of the last message; the first of all messages if there was none."""
+        self.collect(engine, now)
+        if self._log.next_number == 0:
+            self._log.add((), now)
+        self._readers[router].start_over(parts, engine.live_progress(), now)
 
-    def take(self) -> GroupReport:
-        """Everything not yet acknowledged."""
+    def take(self, router: str, now: float) -> GroupReport:
+        """What the router has not acknowledged, as much of it as one report may carry."""
+        reader = self._readers[router]
         return replace(
             self._latest,
             draining=self.draining,
-            progress=tuple(self._progress.values()),
-            events=tuple(self._events),
-            metrics=self._metrics,
+            progress=reader.progress(),
+            events=reader.events(),
+            metrics=reader.metrics,
+            oldest_news_age_s=reader.oldest_news_age_s(now),
         )
 
-    @property
-    def has_news(self) -> bool:
+    def has_news(self, router: str) -> bool:
         """Something besides the passing of time."""
-        return bool(self._progress or self._events)
+        return self._readers[router].has_news
 
-    def acknowledged(self, report: GroupReport) -> None:
-        """The router has ``report``: forget what it held."""
-        for entry in report.progress:
-            if self._progress.get(entry.request_id) == entry:
-                del self._progress[entry.request_id]
-        if self._metrics == report.metrics:
-            self._metrics = ""
-        known = {id(message) for message in report.events}
-        self._events = [message for message in self._events if id(message) not in known]
-
-    def _note_progress(self, entries: Iterable[RequestProgress]) -> None:
-        self._progress.update((entry.request_id, entry) for entry in entries)
-        while len(self._progress) > _MOST_PROGRESS:
-            del self._progress[next(iter(self._progress))]
-
-    def _snapshot(self, engine: Engine) -> KVEvents:
-        """Carries the number of the last message; the first of all messages if there was none."""
-        number = self._num_event_messages - 1 if self._num_event_messages else self._next_number()
-        return KVEvents(self._identity.generation, number, engine.scheduler.cache.snapshot(), is_snapshot=True)
-
-    def _next_number(self) -> int:
-        self._num_event_messages += 1
-        return self._num_event_messages - 1
+    def acknowledged(self, router: str, report: GroupReport) -> bool:
+        """The router has ``report``: forget what it held. True: it has missed so much that it needs a snapshot."""
+        reader = self._readers[router]
+        reader.acknowledged(report)
+        self._log.forget(min(each.position for each in self._readers.values()))
+        return reader.is_behind
 
     def _load(self, engine: Engine) -> GroupReport:
         scheduler = engine.scheduler

@@ -21,7 +21,7 @@ collide with probability 2^-64. A polynomial mod 2^64 has no such bound: Thue-Mo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,9 @@ MASK = (1 << 64) - 1
 _INITIAL_BLOCKS = 512
 _CHUNK_TOKENS = 16_384
 """Tokens multiplied at once: their 64-bit products stay in the L2 cache."""
+
+HASH_BYTES = 8
+"""Of a hash in a message: hashes travel one after the other, as uint64, little endian."""
 
 HashArray = npt.NDArray[np.uint64]
 TokenArray = npt.NDArray[np.int32]
@@ -87,7 +90,7 @@ class RoutingHasher:
         sums = self._block_sums(tokens[: num_blocks * self.block_size], num_blocks)
         sums[:1] += np.uint64(start.total)  # as an array: a scalar would warn when it wraps
         totals = np.cumsum(sums, dtype=np.uint64)
-        return _mix_array(totals), HashState(int(totals[-1]), num_blocks * self.block_size)
+        return mix_array(totals), HashState(int(totals[-1]), num_blocks * self.block_size)
 
     def extend(self, state: HashState, block_tokens: Sequence[int] | TokenArray) -> tuple[HashState, int]:
         """The state and the hash after one more full block; equal to hashing the whole prefix again."""
@@ -132,7 +135,27 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _mix_array(values: HashArray) -> HashArray:
+def mix_array(values: HashArray) -> HashArray:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+def pack_hashes(hashes: Iterable[int] | HashArray) -> bytes:
+    """Hashes as they travel. OverflowError if one does not fit into 64 bits."""
+    array = np.asarray(hashes if isinstance(hashes, np.ndarray) else list(hashes), "<u8")
+    return array.tobytes()
+
+
+def unpack_hashes(packed: bytes) -> HashArray:
+    """uint64 [number of hashes], read-only. ValueError for anything but whole hashes."""
+    return np.frombuffer(whole_hashes(packed), "<u8")
+
+
+def whole_hashes(packed: bytes) -> bytes:
+    """What is given, if it is a number of whole hashes; else ValueError."""
+    if not isinstance(packed, bytes):
+        raise ValueError(f"routing hashes come as bytes, got {type(packed).__name__}")
+    if len(packed) % HASH_BYTES:
+        raise ValueError(f"routing hashes have {HASH_BYTES} bytes each, got {len(packed)} bytes")
+    return packed

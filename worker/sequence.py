@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from .messages import FinishReason, Request
 from .prefix_cache import CacheNode, ExtraKeys
-from .routing_hash import HashState, RoutingHasher
+from .routing_hash import HASH_BYTES, HashState, RoutingHasher
 
 
 class SequenceStatus(enum.Enum):
@@ -182,8 +182,9 @@ class Sequence:
     def routing_hash(self, index: int, hasher: RoutingHasher) -> int:
         """Hash of full block ``index``: given by the gateway for the prompt, continued here for what follows."""
         given = self.request.routing_hashes
-        if index < len(given):
-            return given[index]
+        start = index * HASH_BYTES
+        if start < len(given):
+            return int.from_bytes(given[start : start + HASH_BYTES], "little")
         size = hasher.block_size
         state = self.hash_state
         if state is None or state.num_tokens != index * size:

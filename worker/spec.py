@@ -45,8 +45,8 @@ class WorkerSpec:
     routing_key: bytes
     """Secret of the routing hash."""
     cache_dir: Path
-    router_name: str
-    """Name of the router's actor."""
+    router_names: tuple[str, ...]
+    """Names of the routers' actors."""
     ray_namespace: str
     startup_timeout_s: float
     log_level: str = "info"

@@ -72,8 +72,14 @@ def _to_wire(value: Any) -> Any:
 
 @functools.cache
 def _decoder(annotation: Any) -> Callable[[Any], Any]:
-    """A function that turns what msgpack gives back into a value of the annotated type."""
+    """A function that turns what msgpack gives back into a value of the annotated type.
+
+    ``Annotated[type, check]``: the value goes through ``check``, which raises ValueError when it is none.
+    """
     origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        inner, check = _decoder(annotation.__origin__), annotation.__metadata__[0]
+        return lambda value: check(inner(value))
     if origin is tuple:
         item = _decoder(typing.get_args(annotation)[0])
         return _array if item is _same else lambda items: tuple([item(value) for value in _array(items)])
@@ -98,7 +104,7 @@ def _array(value: Any) -> tuple[Any, ...]:
 
 
 def _dataclass_decoder(kind: type) -> Callable[[Any], Any]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     decoders = [_decoder(hints[name]) for name in _field_names(kind)]
 
     return lambda fields: kind(*[decoder(value) for decoder, value in zip(decoders, _array(fields), strict=False)])

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -19,15 +18,16 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from ...worker.errors import InvalidRequest, OctavoError
+from ...worker.errors import OctavoError
+from .caller import read_caller
+from .debug import last_decisions
 from .errors import describe
-from .fields import MAX_ID_CHARS
 from .http import EventStream, read_json, until_disconnect
 from .metrics import GatewayMetrics, merge_metrics
 from .middleware import Envelope
-from .requests import Caller, JudgedRequest, RequestJudge, check_model
+from .requests import JudgedRequest, RequestJudge, check_model
 from .responses import AnswerFormat, ChatFormat, CompletionFormat, stream_answer
-from .run import Run, collect
+from .run import QUEUED, Run, StartingRun, collect
 from .schemas import ChatCompletionRequest, CompletionRequest, GenerationFields
 from .service import GenerationService, ServedModel
 from .text import TextProcessor
@@ -35,9 +35,6 @@ from .text import TextProcessor
 MAX_BODY_BYTES = 32 * 2**20
 KEEPALIVE_S = 10.0
 """Proxies commonly cut connections that are silent for 15 to 60 s."""
-
-_KEY_DIGEST_BYTES = 8
-"""Enough that no two keys of a server are the same tenant."""
 
 _CHAT = "/v1/chat/completions"
 _COMPLETION = "/v1/completions"
@@ -95,12 +92,12 @@ class _Generations:
 
     async def chat(self, request: Request) -> Response:
         body = await self._read(request, ChatCompletionRequest)
-        judge = partial(self._judge.judge_chat, body, _caller(request))
+        judge = partial(self._judge.judge_chat, body, read_caller(request.headers))
         return await self._answer(request, body, judge, ChatFormat)
 
     async def completion(self, request: Request) -> Response:
         body = await self._read(request, CompletionRequest)
-        judge = partial(self._judge.judge_completion, body, _caller(request))
+        judge = partial(self._judge.judge_completion, body, read_caller(request.headers))
         return await self._answer(request, body, judge, CompletionFormat)
 
     async def _read(self, request: Request, schema: type[B]) -> B:
@@ -114,54 +111,40 @@ class _Generations:
         shape: type[AnswerFormat],
     ) -> Response:
         arrival = time.perf_counter()
-        run: Run | None = None
+        starting: StartingRun | None = None
 
         async def respond() -> Response:
-            nonlocal run
+            nonlocal starting
             judged = await judge()
-            run = await Run.start(judged, self._service, self._text, self._metrics, arrival)
+            starting = StartingRun(Run.start(judged, self._service, self._text, self._metrics, arrival))
             format_ = shape(judged.completion_id, judged.model)
-            return self._stream(request, run, format_, body) if body.stream else await _whole(run, format_)
+            if body.stream:
+                return await self._stream(request, starting, format_, body)
+            return await _whole(await starting.run(), format_)
 
         try:
             return await until_disconnect(request, respond())
         except BaseException:
-            if run is not None:  # cancelled in the moment between its start and its stream
-                run.abort()
+            if starting is not None:  # cancelled before its stream, which ends it otherwise
+                starting.abort()
             raise
 
-    def _stream(self, request: Request, run: Run, shape: AnswerFormat, body: GenerationFields) -> Response:
+    async def _stream(
+        self, request: Request, starting: StartingRun, shape: AnswerFormat, body: GenerationFields
+    ) -> Response:
+        """With the route in its headers, or the error's status; but not later than the first comment is due, so that
+        no proxy gives up a request that waits in the router: after that, a refusal is an error event."""
+        has_started = await starting.within(self._keepalive_s)
+        headers = (await starting.run()).headers() if has_started else {"x-octavo-route-reason": QUEUED}
         wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        events = stream_answer(run, shape, include_usage=wants_usage, request_id=request.state.request_id)
-        return EventStream(events, run.headers(), keepalive_s=self._keepalive_s, on_close=run.abort)
+        events = stream_answer(starting, shape, include_usage=wants_usage, request_id=request.state.request_id)
+        return EventStream(events, headers, keepalive_s=self._keepalive_s, on_close=starting.abort)
 
 
 async def _whole(run: Run, shape: AnswerFormat) -> Response:
     texts, reasons = await collect(run)
     body = shape.answer(texts, reasons, run.usage())
     return Response(body, media_type="application/json", headers=run.headers())
-
-
-def _caller(request: Request) -> Caller:
-    return Caller(_session_id(request), _api_key_tenant(request))
-
-
-def _api_key_tenant(request: Request) -> str | None:
-    """A name for who holds the API key: a digest, because tenants are seen in logs and at the worker groups."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
-        return None
-    return f"api-key:{hashlib.blake2b(key.strip().encode(), digest_size=_KEY_DIGEST_BYTES).hexdigest()}"
-
-
-def _session_id(request: Request) -> str | None:
-    session_id = request.headers.get("x-octavo-session-id", "")
-    if len(session_id) > MAX_ID_CHARS:
-        message = (
-            f"The header x-octavo-session-id has {len(session_id)} characters, at most {MAX_ID_CHARS} are allowed."
-        )
-        raise InvalidRequest(message, param="session_id")
-    return session_id or None
 
 
 def _add_operations(app: FastAPI, service: GenerationService, metrics: GatewayMetrics) -> None:
@@ -182,6 +165,11 @@ def _add_operations(app: FastAPI, service: GenerationService, metrics: GatewayMe
         cluster = await service.metrics_text()
         merged = await asyncio.to_thread(merge_metrics, [metrics.text(), cluster])
         return Response(merged, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    @app.get("/debug/route")
+    async def debug_route(request: Request) -> Response:
+        """The routers' last decisions; see ``debug.py``."""
+        return _json({"decisions": await last_decisions(service, request.query_params)})
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Response:

@@ -7,8 +7,8 @@
 | ``orjson.JSONDecodeError`` | 400, invalid_json |
 | ``ModelNotFound`` | 404, model_not_found |
 | unknown path, wrong method, body too large, not JSON | 404, 405, 413, 415, see ``_HTTP_CODES`` |
-| ``Overloaded`` | 429 with Retry-After, rate_limit_exceeded |
-| ``Unavailable`` | 503 with Retry-After, service_unavailable |
+| ``Overloaded`` | 429 with Retry-After and the router's x-octavo-route-reason, rate_limit_exceeded |
+| ``Unavailable`` | 503 likewise, service_unavailable |
 | ``DeadlineMissed`` | 504, not to be retried, timeout |
 | ``GenerationFailed`` | 500, generation_failed |
 | anything else | 500 without a word of what happened, internal_error |
@@ -86,10 +86,10 @@ def describe(exception: BaseException) -> ApiError:
         case ModelNotFound():
             return ApiError(404, str(exception), "invalid_request_error", "model", "model_not_found")
         case Overloaded():
-            headers = _retry_after(exception.retry_after_s)
+            headers = _retry_headers(exception)
             return ApiError(429, str(exception), "rate_limit_error", None, "rate_limit_exceeded", headers)
         case Unavailable():
-            headers = _retry_after(exception.retry_after_s)
+            headers = _retry_headers(exception)
             return ApiError(503, str(exception), "server_error", None, "service_unavailable", headers)
         case DeadlineMissed():
             # The OpenAI client would retry a 504 by itself, with a deadline that is just as short.
@@ -113,8 +113,9 @@ def _bad_request(message: str, param: str | None, code: str | None) -> ApiError:
     return ApiError(400, message, "invalid_request_error", param, code or "invalid_value")
 
 
-def _retry_after(seconds: float) -> dict[str, str]:
-    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+def _retry_headers(refusal: Overloaded | Unavailable) -> dict[str, str]:
+    headers = {"Retry-After": str(max(1, math.ceil(refusal.retry_after_s)))}
+    return headers if refusal.reason is None else headers | {"x-octavo-route-reason": refusal.reason}
 
 
 def _describe_http(exception: HTTPException) -> ApiError:

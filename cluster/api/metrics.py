@@ -25,6 +25,7 @@ _LATENCY_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 _LABELS = ("model_name", "gateway")
 _SAMPLE_SUFFIXES = frozenset(("", "_bucket", "_sum", "_count"))
 
@@ -43,6 +44,16 @@ class GatewayMetrics:
         )
         self.e2e_latency = self._histogram(
             "octavo_e2e_request_latency_seconds", "From the request's arrival to its last token.", _LATENCY_BUCKETS
+        )
+        self.router_queue_time = self._histogram(
+            "octavo_gateway_router_queue_seconds",
+            "Waited in the router for a worker group with room; requests that had to.",
+            _TTFT_BUCKETS,
+        )
+        self.ttft_ratio = self._histogram(
+            "octavo_gateway_ttft_actual_to_expected_ratio",
+            "Time from the request's submission to its first token, divided by the router's estimate of it.",
+            _RATIO_BUCKETS,
         )
         self.prompt_tokens = self._counter("octavo_prompt_tokens_total", "Prompt tokens of requests with output.")
         self.cached_tokens = self._counter(
@@ -73,6 +84,9 @@ class GatewayMetrics:
         self.failovers = self._counter(
             "octavo_gateway_failovers_total", "Requests that went on at another worker group."
         )
+        self.unrecorded = self._counter(
+            "octavo_gateway_trace_requests_lost_total", "Requests that --record-trace could not write down."
+        )
 
     def http_answer(self, path: str, status: int) -> None:
         self._http.labels(*self._own, path, str(status)).inc()
@@ -94,8 +108,12 @@ class GatewayMetrics:
 class RequestMeter:
     """Measures one prompt's request from its arrival to the end of its last output."""
 
-    def __init__(self, metrics: GatewayMetrics, num_prompt_tokens: int, arrival: float) -> None:
-        """``arrival`` is a ``time.perf_counter`` reading."""
+    def __init__(
+        self, metrics: GatewayMetrics, num_prompt_tokens: int, arrival: float, expected_ttft_s: float = 0.0
+    ) -> None:
+        """``arrival`` is a ``time.perf_counter`` reading; ``expected_ttft_s`` an estimate from now on, 0.0: none."""
+        self._placed = time.perf_counter()
+        self._expected_ttft_s = expected_ttft_s
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
         self._arrival = arrival
@@ -115,10 +133,15 @@ class RequestMeter:
         if not self._last:
             self._metrics.time_to_first_token.observe(now - self._arrival)
             self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
+            self._judge_estimate(now - self._placed)
         if branch in self._last:
             for _ in range(count):
                 self._metrics.inter_token_latency.observe((now - self._last[branch]) / count)
         self._last[branch] = now
+
+    def _judge_estimate(self, ttft_s: float) -> None:
+        if self._expected_ttft_s > 0.0:
+            self._metrics.ttft_ratio.observe(ttft_s / self._expected_ttft_s)
 
     def end(self, reason: FinishReason) -> None:
         """The request is over; only the first call counts."""

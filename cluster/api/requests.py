@@ -5,24 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...worker.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from ...worker.messages import SamplingParams
 from .beams import with_beam_search
+from .caller import Caller
 from .fields import MAX_CHOICES
 from .output import OutputText
 from .schemas import ChatCompletionRequest, CompletionRequest, GenerationFields
-from .service import GenerationRequest, ServedModel
+from .service import GenerationRequest, RouteWishes, ServedModel
 from .text import TextProcessor
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """What the headers of an HTTP request say of who sent it; fields of the body are asked first."""
-
-    session_id: str | None = None
-    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +46,24 @@ class RequestJudge:
 
     async def judge_chat(self, body: ChatCompletionRequest, caller: Caller) -> JudgedRequest:
         check_model(body.model, self._model)
-        self._check_combinations(body)
+        self._check_combinations(body, caller)
         messages = [_template_message(message.role, message.text(), message.name) for message in body.messages]
         prompt = await self._text.render_chat(messages, max_tokens=self._model.max_model_len)
         return self._judge(body, "chatcmpl", [prompt], "messages", caller)
 
     async def judge_completion(self, body: CompletionRequest, caller: Caller) -> JudgedRequest:
         check_model(body.model, self._model)
-        self._check_combinations(body)
+        self._check_combinations(body, caller)
         _check_num_choices(body)
         prompts = await asyncio.gather(*(self._token_ids(prompt) for prompt in body.prompts()))
         return self._judge(body, "cmpl", prompts, "prompt", caller)
 
-    def _check_combinations(self, body: GenerationFields) -> None:
+    def _check_combinations(self, body: GenerationFields, caller: Caller) -> None:
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true.", param="stream_options")
-        if body.priority and self._model.scheduling_policy == "fcfs":
+        if (priority := _priority(body, caller)) and self._model.scheduling_policy == "fcfs":
             raise InvalidRequest(
-                f"priority is {body.priority}, but the server schedules first come, first served; start it with "
+                f"priority is {priority}, but the server schedules first come, first served; start it with "
                 "--scheduling-policy priority.",
                 param="priority",
             )
@@ -97,11 +90,11 @@ class RequestJudge:
                 model=self._model.name,
                 prompt_token_ids=tuple(prompt),
                 sampling=self._sampling(body, prompt, param, seed),
-                priority=body.priority or 0,
+                priority=_priority(body, caller),
                 timeout_s=body.timeout,
                 cache_salt=body.cache_salt,
-                session_id=caller.session_id or body.session_id or body.prompt_cache_key or None,
-                tenant=body.user or body.safety_identifier or caller.tenant,
+                wishes=_wishes(body, caller),
+                tenant=caller.tenant or body.user or body.safety_identifier or caller.api_key_tenant,
                 num_branches=body.num_choices,
                 use_prefix_cache=body.cache_prompt is not False,
                 queue_timeout_s=body.queue_timeout,
@@ -161,6 +154,16 @@ class RequestJudge:
             self._check_token_ids(own, "stop_token_ids")
         eos = () if body.ignore_eos else self._text.eos_token_ids
         return tuple(dict.fromkeys((*eos, *own)))
+
+
+def _priority(body: GenerationFields, caller: Caller) -> int:
+    return (caller.priority or 0) if body.priority is None else body.priority
+
+
+def _wishes(body: GenerationFields, caller: Caller) -> RouteWishes:
+    """The session is what comes first of the header and the body's fields, the most particular one first."""
+    session_id = caller.wishes.session_id or body.session_id or body.prompt_cache_key or body.user
+    return replace(caller.wishes, session_id=session_id or None)
 
 
 def check_model(name: str, served: ServedModel) -> None:

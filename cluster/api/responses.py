@@ -12,7 +12,7 @@ import orjson
 
 from ...worker.messages import FinishReason
 from .errors import describe, log_if_unexpected
-from .run import Run, TextEvent, Usage
+from .run import StartingRun, TextEvent, Usage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -110,9 +110,9 @@ def sse(data: bytes) -> bytes:
 
 
 async def stream_answer(
-    run: Run, shape: AnswerFormat, *, include_usage: bool, request_id: str
+    starting: StartingRun, shape: AnswerFormat, *, include_usage: bool, request_id: str
 ) -> AsyncGenerator[bytes]:
-    """The events of a streamed answer.
+    """The events of a streamed answer; of a run that may still be starting.
 
     For each choice: the role (chats), text, one chunk with the finish reason; then the usage if it was asked for, and
     ``[DONE]``. A failure is one event ``data: {"error": …}``, after which the stream ends without ``[DONE]``: clients
@@ -122,6 +122,7 @@ async def stream_answer(
     more = {"usage": None} if include_usage else {}
     opened: set[int] = set()
     try:
+        run = await starting.run()
         async with aclosing(run.events()) as events:
             async for event in events:
                 contents = _contents(event, shape, first=event.index not in opened)

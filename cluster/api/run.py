@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from ...worker.errors import GenerationFailed, InvalidRequest, Overloaded, Unavailable
 from ...worker.messages import FinishReason
@@ -18,6 +19,9 @@ from .text import TextProcessor
 
 _RETRY_AFTER_S = 1.0
 """Where the group that refused a request did not say more."""
+
+QUEUED = "queued"
+"""The reason in the header of a stream that began while its request waited in the router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +138,19 @@ class Run:
     ) -> Self:
         """Submit every generation; when one is refused none is left running. Raises what the service raises."""
         run = cls(judged)
-        first_index = 0
+        starts = [asyncio.ensure_future(service.start(request)) for request in judged.generations]
         try:
-            for request in judged.generations:
-                generation = await service.start(request)
-                outputs = [judged.output_text(text, request) for _ in range(request.num_branches)]
-                meter = RequestMeter(metrics, len(request.prompt_token_ids), arrival)
-                run._fans.append(_Fan(generation, outputs, meter, first_index=first_index))
-                first_index += request.num_branches
+            await asyncio.gather(*starts)
         except BaseException:
-            run.abort()
+            await _undo(starts)
             raise
+        first_index = 0
+        for request, start in zip(judged.generations, starts, strict=True):
+            outputs = [judged.output_text(text, request) for _ in range(request.num_branches)]
+            expected_ttft_s = start.result().route.expected_ttft_s
+            meter = RequestMeter(metrics, len(request.prompt_token_ids), arrival, expected_ttft_s)
+            run._fans.append(_Fan(start.result(), outputs, meter, first_index=first_index))
+            first_index += request.num_branches
         return run
 
     async def events(self) -> AsyncGenerator[TextEvent]:
@@ -172,11 +178,45 @@ class Run:
     def headers(self) -> dict[str, str]:
         """Where the prompts were routed, and why."""
         routes = [fan.generation.route for fan in self._fans]
-        return {
+        headers = {
             "x-octavo-group": ",".join(dict.fromkeys(route.group for route in routes)),
             "x-octavo-cached-tokens": str(sum(route.expected_cached_tokens for route in routes)),
             "x-octavo-route-reason": ",".join(dict.fromkeys(route.reason for route in routes)),
         }
+        slowest = {
+            "x-octavo-expected-ttft-ms": max(route.expected_ttft_s for route in routes),
+            "x-octavo-queue-ms": max(route.queued_s for route in routes),
+        }
+        return headers | {name: f"{1000 * seconds:.0f}" for name, seconds in slowest.items() if seconds > 0.0}
+
+
+class StartingRun:
+    """A run that is being started, beside whoever waits for it."""
+
+    def __init__(self, start: Coroutine[Any, Any, Run]) -> None:
+        self._task = asyncio.create_task(start)
+
+    async def within(self, seconds: float | None) -> bool:
+        """Whether the start is over, well or not, after ``seconds`` at the most; None: however long it takes."""
+        return bool((await asyncio.wait({self._task}, timeout=seconds))[0])
+
+    async def run(self) -> Run:
+        """Raises what ``Run.start`` does."""
+        return await self._task
+
+    def abort(self) -> None:
+        """End the start or what was started. Never blocks; harmless when all is over."""
+        if not self._task.cancel() and not self._task.cancelled() and self._task.exception() is None:
+            self._task.result().abort()
+
+
+async def _undo(starts: Sequence[asyncio.Future[Generation]]) -> None:
+    """End what has begun and what is still beginning."""
+    for start in starts:
+        start.cancel()
+    for outcome in await asyncio.gather(*starts, return_exceptions=True):
+        if not isinstance(outcome, BaseException):
+            outcome.abort()
 
 
 async def collect(run: Run) -> tuple[list[str], list[FinishReason]]:

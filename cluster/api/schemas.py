@@ -2,6 +2,7 @@
 
 A field is honoured or refused by name, never ignored. ``null`` is always the same as leaving a field out. A field that
 OpenAI or vLLM knows and that is not built yet is accepted with the values of the last column, which change nothing.
+``caller.py`` has the headers.
 
 | field | honoured | accepted because it changes nothing |
 |---|---|---|
@@ -15,13 +16,13 @@ OpenAI or vLLM knows and that is not built yet is accepted with the values of th
 | min_tokens, seed (int64), stop_token_ids, ignore_eos | yes | |
 | stop | yes; up to 16, each of 1 to 1,000 characters | |
 | stream, stream_options.include_usage | yes; stream_options only with stream, as at OpenAI | |
-| priority (int64) | yes, as in vLLM; lower is served first; only 0 with ``--scheduling-policy fcfs`` | |
+| priority (int64) | yes, before the header; lower is served first; only 0 with ``--scheduling-policy fcfs`` | |
 | cache_salt | yes, as in vLLM | |
 | timeout | yes; seconds for all; what there is by then is the answer, with finish_reason "timeout" | |
 | queue_timeout | yes; seconds until the computing begins, then 429 | |
 | cache_prompt | yes, llama.cpp's name; false: the prefix cache is not used for this request | |
-| session_id (or the header x-octavo-session-id) | yes; prompt_cache_key is OpenAI's word for it | |
-| user | yes: the tenant in scheduling, else the API key; safety_identifier is its newer name | |
+| session_id | yes, after the header; then prompt_cache_key, OpenAI's word for it, then user | |
+| user | yes: the tenant, after the header, else the API key; safety_identifier is its newer name | |
 | messages[].name | yes: handed to the chat template | |
 | presence_penalty, frequency_penalty | | 0 |
 | repetition_penalty, min_p | | 1, 0 |
@@ -131,7 +132,7 @@ class GenerationFields(NotBuiltYet):
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds for all of it, from the moment that the prompt is known in tokens."""
     queue_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds from the engine's receiving the request until it begins to compute it."""
+    """Seconds that it may wait, in the router and then at a worker group, until its computing begins."""
     cache_prompt: bool | None = None
     cache_salt: Identifier | None = None
     session_id: Identifier | None = None

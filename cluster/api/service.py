@@ -5,12 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...worker.messages import FinishReason, SamplingParams
 from ...worker.spec import SchedulingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RouteWishes:
+    """What a client says of where its request shall go. Group names; empty: nothing was said."""
+
+    session_id: str | None = None
+    """Requests of one session go to one group, where that costs little."""
+    allowed_groups: tuple[str, ...] = ()
+    excluded_groups: tuple[str, ...] = ()
+    preferred_groups: tuple[str, ...] = ()
+
+    def allow(self, group: str) -> bool:
+        """Whether the group may serve the request."""
+        return group not in self.excluded_groups and (not self.allowed_groups or group in self.allowed_groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +43,7 @@ class GenerationRequest:
     priority: int = 0
     timeout_s: float | None = None
     cache_salt: str | None = None
-    session_id: str | None = None
+    wishes: RouteWishes = RouteWishes()
     tenant: str | None = None
     num_branches: int = 1
     use_prefix_cache: bool = True
@@ -44,6 +59,10 @@ class Route:
     group: str
     expected_cached_tokens: int
     reason: str
+    expected_ttft_s: float = 0.0
+    """Estimated seconds from the decision to the first token; 0.0 where nobody made an estimate."""
+    queued_s: float = 0.0
+    """Seconds that it waited in the router for a group with room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +142,10 @@ class GenerationService(Protocol):
 
     async def metrics_text(self) -> str:
         """Prometheus text for the whole cluster."""
+        ...
+
+    async def explain(self, limit: int) -> Sequence[Mapping[str, Any]]:
+        """The last decisions of the routers, newest first; each has a ``request_id``. Raises Unavailable."""
         ...
 
     async def reset_prefix_cache(self) -> Mapping[str, int | None]:

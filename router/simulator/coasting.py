@@ -24,15 +24,11 @@ class CoastingEngine(Engine):
     def num_plain_steps(self) -> int:
         """How many of the next calls of ``step`` can be skipped: they would take in a decode of all running sequences,
         end none of them, plan a decode of all again, and find the blocks for it."""
-        scheduler, under_way = self.scheduler, self._under_way
+        scheduler, step = self.scheduler, self.step_under_way
         running = scheduler.running
-        if (
-            under_way is None
-            or (scheduler.num_waiting and scheduler.num_free_slots)
-            or scheduler.pool.num_fenced_blocks
-        ):
+        if step is None or (scheduler.num_waiting and scheduler.num_free_slots) or scheduler.pool.num_fenced_blocks:
             return 0
-        if not len(under_way.step.sampled) == under_way.step.plan.token_ids.size == len(running):
+        if not len(step.sampled) == step.plan.token_ids.size == len(running):
             return 0
         if not all(_goes_on_decoding(sequence) for sequence in running):
             return 0
@@ -48,16 +44,8 @@ class CoastingEngine(Engine):
 
     def coast(self, times_s: list[float]) -> None:
         """Skip a call of ``step`` at each of ``times_s``, at most ``num_plain_steps`` of them."""
-        under_way, running, num_steps = self._under_way, self.scheduler.running, len(times_s)
-        if under_way is None:
-            raise RuntimeError("an idle engine has no steps to skip")
-        for time_s in times_s:
-            self.speed.note(0, len(running), time_s - under_way.started_s)
-            under_way.started_s = time_s
-        self.counters.num_steps += num_steps
-        self.counters.num_computed_tokens += num_steps * len(running)
-        self.counters.num_generation_tokens += num_steps * len(running)
-        self._grow(num_steps)
+        self.skip_decodes(times_s)
+        self._grow(len(times_s))
 
     def _grow(self, num_steps: int) -> None:
         block_size = self.scheduler.limits.block_size

@@ -16,12 +16,15 @@ from ...worker.report_book import GroupIdentity, ReportBook
 from ...worker.routing_hash import RoutingHasher
 from ...worker.sampling_row import SamplingRow, StepResult
 from ...worker.scheduler import Scheduler, SchedulerLimits
+from ...worker.snapshot_parts import snapshot_parts
 from ...worker.speed import SpeedMeter
 from ...worker.step_plan import StepPlan
 from ...worker.token_budget import FixedBudget, LatencyBudget, TokenBudget
 from .coasting import CoastingEngine
 from .prompts import own_token
 from .step_times import StepTimes, shape_of
+
+_ROUTER = "router"
 
 _MOST_COASTED = 1_024
 """Steps that are looked ahead at once."""
@@ -67,12 +70,14 @@ class SimulatedGroup:
     def __init__(
         self,
         name: str,
+        generation: int,
         config: GroupConfig,
         hasher: RoutingHasher,
         on_update: Callable[[SequenceUpdate, float], None],
         on_coasted: Callable[[list[str], list[float]], None],
     ) -> None:
         self.name = name
+        self.generation = generation
         self.busy_s = 0.0
         """Time of all steps launched."""
         self.num_coasted = 0
@@ -102,9 +107,10 @@ class SimulatedGroup:
             speed=speed,
             hasher=hasher,
         )
-        identity = GroupIdentity("", name, 1, config.block_size, config.num_blocks, config.max_num_seqs)
-        self._book = ReportBook(identity, metrics_of=lambda _: "")
-        self._book.collect(self.engine)
+        identity = GroupIdentity("", name, generation, config.block_size, config.num_blocks, config.max_num_seqs)
+        self._book = ReportBook(identity, metrics_of=lambda _: "", routers=(_ROUTER,))
+        self._has_changed = True
+        """Since the book was told."""
 
     # ---- computing ----
 
@@ -113,7 +119,7 @@ class SimulatedGroup:
         self._catch_up(now)
         self._now = now
         self.engine.submit(request)
-        self._book.collect(self.engine)
+        self._has_changed = True
         if self._ends_s:  # what coasts ends with the step under way
             self.wakes_at_s = self._ends_s[0]
             self._ends_s = []
@@ -128,7 +134,7 @@ class SimulatedGroup:
         self._catch_up(now)
         self._now = now
         self.engine.step()
-        self._book.collect(self.engine)
+        self._has_changed = True
         if self.engine.in_flight is None:
             self.wakes_at_s = now if self.engine.scheduler.has_work else None
             return
@@ -136,6 +142,12 @@ class SimulatedGroup:
         self.wakes_at_s = now + self._device.step_s
         if self._config.coasts:
             self._look_ahead(self.wakes_at_s)
+
+    def end(self, now: float) -> list[str]:
+        """The group dies; the ids of the requests that are under way there."""
+        self._catch_up(now)
+        self._ends_s, self.wakes_at_s = [], None
+        return [progress.request_id for progress in self.engine.live_progress()]
 
     def _catch_up(self, now: float) -> bool:
         """Do what was skipped up to ``now``; whether there was anything."""
@@ -168,22 +180,27 @@ class SimulatedGroup:
     def take_report(self, now: float) -> GroupReport:
         """Everything that the router has not acknowledged."""
         self._bring_up_to_date(now)
-        return self._book.take()
+        return self._book.take(_ROUTER, now)
 
     def report_arrived(self, report: GroupReport, *, wants_snapshot: bool, now: float) -> None:
-        self._bring_up_to_date(now)
-        self._book.acknowledged(report)
-        if wants_snapshot:
-            self._book.add_snapshot(self.engine)
+        has_missed = self._book.acknowledged(_ROUTER, report)
+        if wants_snapshot or has_missed:
+            self._bring_up_to_date(now)
+            parts = snapshot_parts(self.engine.scheduler.cache.snapshot())
+            self._book.add_snapshot(self.engine, parts, _ROUTER, now)
 
     def _bring_up_to_date(self, now: float) -> None:
-        if self._catch_up(now):
-            self._book.collect(self.engine)
+        """Once for each report: what the book would be told after each step adds up to the same."""
+        if self._catch_up(now) or self._has_changed:
+            self._has_changed = False
+            self._book.collect(self.engine, now)
 
     def has_news_at_s(self, now: float) -> float | None:
-        """When there is something to report besides the load: now, or later while steps are skipped; None: not known
+        """When there is something to report besides the load: by now, or later while steps are skipped; None: not known
         before the next ``wake``."""
-        if self._book.has_news:
+        if self._has_changed:
+            self._bring_up_to_date(now)
+        if self._book.has_news(_ROUTER):
             return now
         number = self.engine.num_steps_without_blocks() if self._ends_s else 0
         return self._ends_s[number] if number < len(self._ends_s) else None

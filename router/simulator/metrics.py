@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...worker.messages import SequenceUpdate
 from .group import SimulatedGroup
 from .traces import Trace, TraceRequest
 
-_BUCKET = math.log(1.01)
 _LEAST_S = 1e-9
+_NUM_BUCKETS = 4_096
+"""Up to 5e8 s."""
+_BUCKET = math.log(1.01)
+_FIRST_BUCKET = round(math.log(_LEAST_S) / _BUCKET)
+_MOST_NOTED = 65_536
 
 
 class Times(NamedTuple):
@@ -32,32 +37,44 @@ class Histogram:
     """Of times, in buckets 1 % wide; the mean is exact. For what there are millions of."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-        self._num = 0
+        self._counts = np.zeros(_NUM_BUCKETS, np.int64)
         self._sum = 0.0
-        self._latest = (_LEAST_S, round(math.log(_LEAST_S) / _BUCKET))
-        """Time and bucket: all sequences of a step have the same."""
+        self._noted: list[float] = []
+        self._noted_counts: list[int] = []
+        """What is not in the buckets yet."""
 
     def add(self, time_s: float, count: int = 1) -> None:
-        if time_s != self._latest[0]:
-            self._latest = (time_s, round(math.log(max(time_s, _LEAST_S)) / _BUCKET))
-        bucket = self._latest[1]
-        self._counts[bucket] = self._counts.get(bucket, 0) + count
-        self._num += count
-        self._sum += time_s * count
+        self._noted.append(time_s)
+        self._noted_counts.append(count)
+        if len(self._noted) >= _MOST_NOTED:
+            self._sort()
 
     def times(self) -> Times:
         """All NaN while nothing was added."""
-        mean = self._sum / self._num if self._num else math.nan
-        return Times(mean, *[self._quantile(share) for share in (0.5, 0.9, 0.99)])
+        self._sort()
+        num = int(self._counts.sum())
+        mean = self._sum / num if num else math.nan
+        return Times(mean, *[self._quantile(share * num) if num else math.nan for share in (0.5, 0.9, 0.99)])
 
-    def _quantile(self, share: float) -> float:
-        left = share * self._num
-        for bucket in sorted(self._counts):
-            left -= self._counts[bucket]
-            if left <= 0:
-                return math.exp(bucket * _BUCKET)
-        return math.nan
+    def buckets(self) -> tuple[tuple[float, int], ...]:
+        """(time, how many), by time, of all that are not empty."""
+        self._sort()
+        (used,) = np.nonzero(self._counts)
+        return tuple([(_time_of(bucket), int(self._counts[bucket])) for bucket in used.tolist()])
+
+    def _quantile(self, number: float) -> float:
+        return _time_of(int(np.searchsorted(np.cumsum(self._counts), number)))
+
+    def _sort(self) -> None:
+        times_s, counts = np.array(self._noted, np.float64), np.array(self._noted_counts, np.int64)
+        self._noted, self._noted_counts = [], []
+        buckets = np.rint(np.log(np.maximum(times_s, _LEAST_S)) / _BUCKET).astype(np.int64) - _FIRST_BUCKET
+        np.add.at(self._counts, np.minimum(buckets, _NUM_BUCKETS - 1), counts)
+        self._sum += float(times_s @ counts)
+
+
+def _time_of(bucket: int) -> float:
+    return math.exp((bucket + _FIRST_BUCKET) * _BUCKET)
 
 
 @dataclass(slots=True)
@@ -97,13 +114,22 @@ class Result:
     duration_s: float
     """Until the last token."""
     num_preemptions: int
+    num_moved: int
+    """Requests that went on elsewhere after their group was lost; counted each time."""
     num_steps: int
+    gaps: tuple[tuple[float, int], ...]
+    """Of ``inter_token``: (seconds, how many), by time."""
     outcomes: tuple[Outcome, ...]
     arrivals_s: tuple[float, ...]
 
     @property
     def num_refused(self) -> int:
         return sum(outcome.group is None for outcome in self.outcomes)
+
+    def first_token_times_s(self) -> npt.NDArray[np.float64]:
+        """float64 [number of requests]: from the arrival to the first token; NaN where there is none."""
+        first_s = np.array([outcome.first_token_s for outcome in self.outcomes], np.float64)
+        return np.subtract(first_s, np.array(self.arrivals_s, np.float64), dtype=np.float64)
 
     def goodput(self, slo_ttft_s: float, slo_itl_s: float) -> float:
         """Share of requests whose first token came in time and whose further ones did in their mean."""
@@ -129,6 +155,7 @@ class Result:
             "utilisation": self.utilisation,
             "duration_s": self.duration_s,
             "num_preemptions": self.num_preemptions,
+            "num_moved": self.num_moved,
             "num_steps": self.num_steps,
         }
 
@@ -145,11 +172,20 @@ class Results:
         self._groups = groups
         self._kv_block_size = kv_block_size
         self._on_finished = on_finished
+        self._num_moved = 0
         self._gaps = Histogram()
         self._outcomes = [Outcome() for _ in trace.requests]
 
     def note_routed(self, number: int, group: str) -> None:
         self._outcomes[number].group = group
+
+    def note_moved(self, number: int) -> None:
+        """Its group was lost; another one goes on with it."""
+        self._num_moved += 1
+
+    def num_output_tokens(self, number: int) -> int:
+        """That the request has had so far."""
+        return self._outcomes[number].num_output_tokens
 
     def note_refused(self, number: int) -> None:
         self._end(self._outcomes[number])
@@ -181,7 +217,7 @@ class Results:
     def summary(self, groups: Iterable[SimulatedGroup], duration_s: float) -> Result:
         """When all requests have ended."""
         groups = list(groups)
-        group_time_s = max(1, len(groups)) * duration_s
+        group_time_s = max(1, len(self._groups)) * duration_s
         requests, outcomes = self._trace.requests, self._outcomes
         firsts = [o.first_token_s - r.arrival_s for r, o in zip(requests, outcomes, strict=True) if o.group is not None]
         hits = [self._num_hit_blocks(r, o.num_cached_tokens) for r, o in zip(requests, outcomes, strict=True)]
@@ -194,7 +230,9 @@ class Results:
             utilisation=sum(group.busy_s for group in groups) / group_time_s,
             duration_s=duration_s,
             num_preemptions=sum(group.engine.scheduler.counters.num_preemptions for group in groups),
+            num_moved=self._num_moved,
             num_steps=sum(group.engine.counters.num_steps for group in groups),
+            gaps=self._gaps.buckets(),
             outcomes=tuple(outcomes),
             arrivals_s=tuple(request.arrival_s for request in requests),
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...worker.messages import Request, SamplingParams
-from ...worker.routing_hash import RoutingHasher
+from ...worker.routing_hash import RoutingHasher, pack_hashes
 from .traces import TraceRequest
 
 
@@ -37,7 +37,7 @@ class Prompts:
             gateway_id="",
             model="",
             prompt_token_ids=tokens,
-            routing_hashes=tuple(self._hasher.hash_blocks(np.concatenate((array, rest))).tolist()),
+            routing_hashes=pack_hashes(self._hasher.hash_blocks(np.concatenate((array, rest)))),
             sampling=SamplingParams(max_tokens=source.num_output_tokens, seed=number),
         )
 

@@ -11,14 +11,16 @@ Azure (github.com/Azure/AzurePublicDataset, "LLM inference 2023"), CSV: no prefi
     TIMESTAMP,ContextTokens,GeneratedTokens
     2023-11-16 18:17:03.9799600,4808,10
 
-Our own, JSON lines; the first names the version and the tokens of a block::
+Our own, JSON lines; the first names the version, the tokens of a block, and when the recording began::
 
-    {"octavo_trace": 1, "block_size": 16}
+    {"octavo_trace": 1, "block_size": 16, "started_unix_s": 1789000000.5}
     {"arrival_s": 0.25, "num_prompt_tokens": 40, "num_output_tokens": 7, "hashes": [17, 4711]}
 
-``arrival_s`` counts from the start of the recording. ``hashes`` are the routing hashes of the prompt's full blocks, as
-whole numbers: num_prompt_tokens // block_size of them, or none. Further fields of a line are for later versions of
-this reader's readers and are passed over.
+``arrival_s`` counts from the start of the recording. A request is written down when it is over, so the lines are in any
+order of arrival. ``hashes`` are the routing hashes of the prompt's full blocks, as whole numbers: num_prompt_tokens //
+block_size of them, or none. Several recordings of one cluster may follow each other in a file, each with its first line,
+those of all gateways, put together by ``cat``; ``started_unix_s``, which one alone can do without, then says when each
+began. Further fields of a line are for later versions of this reader's readers and are passed over.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ from pathlib import Path
 import orjson
 
 from ...worker.errors import ConfigurationError
-from .traces import Trace, TraceBuilder, TraceError, require_fields
+from .traces import Trace, TraceBuilder, TraceError, require_fields, seconds_of
 
 MOONCAKE_BLOCK_SIZE = 512
 AZURE_HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 RECORDED_VERSION = 1
-_VERSION_FIELD = "octavo_trace"
+VERSION_FIELD = "octavo_trace"
+_RECORDED = ("arrival_s", "num_prompt_tokens", "num_output_tokens", "hashes")
 _MOST_BLOCK_SIZE = 65_536
 _AZURE_BLOCK_SIZE = 16
 """Of no meaning where there are no blocks."""
@@ -54,7 +57,7 @@ def read_trace(path: Path) -> Trace:
     if first.startswith(AZURE_HEADER[0]):
         return _read_azure(path, first, lines)
     head = _json(path, number, first)
-    if isinstance(head, dict) and _VERSION_FIELD in head:
+    if isinstance(head, dict) and VERSION_FIELD in head:
         return _read_recorded(path, number, head, lines)
     return _read_mooncake(path, itertools.chain([(number, first)], lines))
 
@@ -94,19 +97,43 @@ def _read_mooncake(path: Path, lines: Iterator[tuple[int, str]]) -> Trace:
 
 
 def _read_recorded(path: Path, number: int, head: dict[str, object], lines: Iterator[tuple[int, str]]) -> Trace:
-    if head[_VERSION_FIELD] != RECORDED_VERSION:
-        problem = f"version {head[_VERSION_FIELD]!r} is not known; this reads version {RECORDED_VERSION}"
+    block_size, first_s = _recording(path, number, head)
+    offset_s = earliest_s = 0.0  # starts of this recording and of the earliest one, after that of the file's first
+    requests: list[tuple[float, int, list[object]]] = []
+    for number, text in lines:
+        fields = _json(path, number, text)
+        if isinstance(fields, dict) and VERSION_FIELD in fields:  # ``cat`` has put another one here
+            offset_s = _recording(path, number, fields, known_block_size=block_size)[1] - first_s
+            earliest_s = min(earliest_s, offset_s)
+            continue
+        arrival_s, *values = [require_fields(path, number, fields, _RECORDED)[name] for name in _RECORDED]
+        if (seconds := seconds_of(arrival_s)) is None:
+            raise TraceError(path, number, f"the arrival must be a time ≥ 0, got {arrival_s!r}")
+        requests.append((offset_s + seconds, number, values))
+    builder = TraceBuilder(path, block_size)
+    for time_s, line, (num_prompt, num_output, blocks) in sorted(requests, key=lambda request: request[:2]):
+        builder.add(line, time_s - earliest_s, num_prompt, num_output, blocks)
+        if blocks:
+            _require_blocks(path, line, num_prompt, blocks, block_size, rounded_up=False)
+    return builder.build(number)
+
+
+def _recording(
+    path: Path, number: int, head: dict[str, object], known_block_size: int | None = None
+) -> tuple[int, float]:
+    """A recording's tokens of a block, and when it began."""
+    if head[VERSION_FIELD] != RECORDED_VERSION:
+        problem = f"version {head[VERSION_FIELD]!r} is not known; this reads version {RECORDED_VERSION}"
         raise TraceError(path, number, problem)
     block_size = head.get("block_size")
     if type(block_size) is not int or not 1 <= block_size <= _MOST_BLOCK_SIZE:
         raise TraceError(path, number, f"block_size must be from 1 to {_MOST_BLOCK_SIZE}, got {block_size!r}")
-    builder = TraceBuilder(path, block_size)
-    for number, text in lines:
-        values = _values(path, number, text, ("arrival_s", "num_prompt_tokens", "num_output_tokens", "hashes"))
-        builder.add(number, *values)
-        if values[3]:
-            _require_blocks(path, number, values[1], values[3], block_size, rounded_up=False)
-    return builder.build(number)
+    if known_block_size not in (None, block_size):
+        problem = f"its block_size is {block_size}, that of the recording above it {known_block_size}"
+        raise TraceError(path, number, problem)
+    if (started_s := seconds_of(head.get("started_unix_s", 0.0))) is None:
+        raise TraceError(path, number, f"started_unix_s must be a time ≥ 0, got {head['started_unix_s']!r}")
+    return block_size, started_s
 
 
 def _read_azure(path: Path, header: str, lines: Iterator[tuple[int, str]]) -> Trace:

@@ -152,7 +152,7 @@ class TraceBuilder:
     def add(self, line: int, arrival_s: object, num_prompt: object, num_output: object, blocks: object = ()) -> None:
         """Raises TraceError when the values are impossible by themselves or after what came before."""
         last_s = self._requests[-1].arrival_s if self._requests else 0.0
-        time_s = _seconds(arrival_s)
+        time_s = seconds_of(arrival_s)
         if time_s is None:
             raise TraceError(self._path, line, f"the arrival must be a time ≥ 0, got {arrival_s!r}")
         if time_s < last_s:
@@ -195,7 +195,8 @@ def require_fields(path: Path, line: int, value: object, names: Iterable[str]) -
     return value
 
 
-def _seconds(value: object) -> float | None:
+def seconds_of(value: object) -> float | None:
+    """``value`` if it is a time ≥ 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0.0 <= float(value) < math.inf else None  # type: ignore[arg-type]
 

@@ -171,7 +171,7 @@ def answer(bench: Bench, tasks: Tasks) -> list[Tokens]:
     engine = bench.engine(emit)
     sampling = SamplingParams(tasks.max_tokens, seed=0, temperature=0.0, stop_token_ids=tasks.stop_token_ids)
     for index, prompt in enumerate(tasks.questions):
-        engine.submit(Request(str(index), "bench", "bench", prompt, (), sampling))
+        engine.submit(Request(str(index), "bench", "bench", prompt, b"", sampling))
     run_to_end(engine)
     return [tuple(output) for output in outputs]
 

@@ -108,7 +108,7 @@ def search(bench: Bench, prompt: tuple[int, ...], args: argparse.Namespace, stop
     engine = bench.engine(emit, observe)
     sampling = SamplingParams(args.output_tokens, seed=0, stop_token_ids=(stop_token_id,), beam_width=args.width)
     branches = tuple(Branch(index) for index in range(args.width))
-    engine.submit(Request("search", "bench", "bench", prompt, (), sampling, branches))
+    engine.submit(Request("search", "bench", "bench", prompt, b"", sampling, branches))
     run_to_end(engine)
     engine.check()
     return result

@@ -113,7 +113,7 @@ def run_engine(spec: WorkerSpec, loaded: LoadedRank, prompts: torch.Tensor, outp
     started = time.perf_counter()
     for index, prompt in enumerate(prompts.tolist()):
         sampling = SamplingParams(output_tokens, seed=0, temperature=0.0)
-        engine.submit(Request(str(index), "bench", "bench", tuple(prompt), (), sampling))
+        engine.submit(Request(str(index), "bench", "bench", tuple(prompt), b"", sampling))
     while engine.step():
         pass
     return Run.of(len(prompts), output_tokens, started, max(first_token_s.values()), time.perf_counter())

@@ -69,7 +69,7 @@ def make_spec(
         num_ranks_on_machine=1,
         routing_key=b"benchmark's key!",
         cache_dir=platformdirs.user_cache_path("octavo"),
-        router_name="none",
+        router_names=(),
         ray_namespace="none",
         startup_timeout_s=600.0,
     )

@@ -122,7 +122,7 @@ def run(bench: Bench, args: argparse.Namespace, target_ms: float | None) -> dict
 def request(name: str, num_tokens: int, vocab_size: int, *, max_tokens: int) -> Request:
     generator = torch.Generator().manual_seed(sum(name.encode()))
     prompt = tuple(torch.randint(100, vocab_size, (num_tokens,), generator=generator).tolist())
-    return Request(name, "bench", "bench", prompt, (), SamplingParams(max_tokens, seed=0))
+    return Request(name, "bench", "bench", prompt, b"", SamplingParams(max_tokens, seed=0))
 
 
 def step_until_each_has(engine: Engine, times: Times, count: int, num_tokens: int) -> None:

@@ -38,6 +38,7 @@ from fake_executor import BLOCK_SIZE, ORDINARY_TOKEN, STOP_TOKEN, FakeExecutor, 
 
 from octavo.worker.engine import Engine
 from octavo.worker.messages import Request, SamplingParams, SequenceUpdate
+from octavo.worker.routing_hash import pack_hashes
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 from octavo.worker.step_plan import StepPlan
 
@@ -173,7 +174,7 @@ class Replay:
         # Its first token is its own, so that nothing of it is found in the prefix cache.
         prompt = (1_000 + index, *[ORDINARY_TOKEN] * (lengths.prompt - 1))
         sampling = SamplingParams(self.longest - lengths.prompt, seed=lengths.output, stop_token_ids=(STOP_TOKEN,))
-        hashes = tuple(self.hasher.hash_blocks(prompt).tolist())
+        hashes = pack_hashes(self.hasher.hash_blocks(prompt))
         return Request(str(index), "gateway", "model", prompt, hashes, sampling)
 
     def note_end(self, gateway_id: str, update: SequenceUpdate) -> None:

@@ -80,7 +80,7 @@ def parse_args() -> argparse.Namespace:
 
 def request(prompt: tuple[int, ...], output_tokens: int, *, index: int, num_branches: int) -> Request:
     branches = tuple(Branch(number) for number in range(num_branches))
-    return Request(str(index), "bench", "bench", prompt, (), SamplingParams(output_tokens, seed=index), branches)
+    return Request(str(index), "bench", "bench", prompt, b"", SamplingParams(output_tokens, seed=index), branches)
 
 
 def run(bench: Bench, requests: list[Request], *, use_cache: bool) -> Run:

@@ -36,7 +36,7 @@ from pathlib import Path
 import platformdirs
 from in_process import processor
 from peer_bench.client import Client
-from peer_bench.environments import ENVIRONMENTS, install, python_of
+from peer_bench.environments import SERVERS, install, python_of
 from peer_bench.errors import PeerError
 from peer_bench.gguf_files import TYPES, gguf_file
 from peer_bench.prompts import Prompt, Prompts, Vocabulary, questions
@@ -85,7 +85,7 @@ def main() -> None:
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=some_of(ENVIRONMENTS), default=[*ENVIRONMENTS], help="or none")
+    parser.add_argument("--peers", type=some_of(SERVERS), default=[*SERVERS], help="or none")
     parser.add_argument("--octavo-variants", type=some_of(EXPECTED), default=["float32"], help="float32,int8")
     parser.add_argument("--llamacpp-types", type=some_of(TYPES), default=[*TYPES])
     parser.add_argument("--workloads", type=some_of([*WORKLOADS, GREEDY]), default=[*WORKLOADS, GREEDY])
@@ -150,7 +150,7 @@ def find_servers(args: argparse.Namespace, model_dir: Path) -> Iterator[Server]:
         except PeerError as error:
             say(f"{peer}: skipped, {error}")
             continue
-        yield from makers[peer](python, ENVIRONMENTS[peer].requirements[0])
+        yield from makers[peer](python, SERVERS[peer].requirements[0])
 
 
 def find_workloads(names: list[str], model_dir: Path, vocabulary: Vocabulary) -> dict[str, Workload]:

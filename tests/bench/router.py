@@ -16,7 +16,6 @@ import platform
 import random
 import statistics
 import time
-import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -24,10 +23,14 @@ from typing import Any
 import click
 import numpy as np
 
+from octavo.router.config import RouterConfig
+from octavo.router.counters import Counters
 from octavo.router.index import PrefixIndex
-from octavo.router.router import Router, RouterConfig
-from octavo.worker.messages import GroupReport, KVEvents, RouteQueries, RouteQuery
-from octavo.worker.routing_hash import RoutingHasher
+from octavo.router.knowledge import GroupKnowledge
+from octavo.router.predictions import Predictions
+from octavo.router.router import Router
+from octavo.worker.messages import BlocksStored, GroupReport, KVEvents, RouteQueries, RouteQuery
+from octavo.worker.routing_hash import HashArray, RoutingHasher, pack_hashes
 from octavo.worker.wire import pack, unpack
 
 BLOCK_SIZE = 16
@@ -39,33 +42,36 @@ def lower_quartile(run: Callable[[], object], repeats: int = 30) -> float:
     """Seconds of one run."""
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
+        times.append(timed(run))
     return statistics.quantiles(times, n=4)[0]
 
 
-def random_hashes(rng: random.Random, count: int) -> list[int]:
-    return [rng.getrandbits(64) for _ in range(count)]
+def random_hashes(rng: np.random.Generator, count: int) -> HashArray:
+    return rng.integers(0, 1 << 64, count, dtype=np.uint64)
 
 
-def fill(index: PrefixIndex, slots: Sequence[int], num_entries: int, rng: random.Random) -> list[list[int]]:
-    """Prompts of all lengths; each is held whole by one group and to random depths by three more."""
-    prompts, total = [], 0
-    while total < num_entries:
-        prompt = random_hashes(rng, rng.choice(LENGTHS) // BLOCK_SIZE)
-        for number, slot in enumerate(rng.sample(slots, min(4, len(slots)))):
-            index.stored(slot, prompt if number == 0 else prompt[: rng.randrange(len(prompt))])
+def fill(
+    index: PrefixIndex, slots: Sequence[int], num_blocks: int, rng: np.random.Generator
+) -> tuple[list[HashArray], list[tuple[float, int, float]]]:
+    """Prompts of all lengths; each is held whole by one group and to random depths by three more. Also for each call
+    that stored some: its seconds, its blocks, and the index's bytes for each block that is in it."""
+    prompts, calls, total = [], [], 0
+    while total < num_blocks:
+        prompt = random_hashes(rng, int(rng.choice(LENGTHS)) // BLOCK_SIZE)
         prompts.append(prompt)
         total += len(prompt)
-    return prompts
+        for number, slot in enumerate(rng.choice(slots, min(4, len(slots)), replace=False).tolist()):
+            held = prompt if number == 0 else prompt[: rng.integers(len(prompt))]
+            seconds = timed(partial(index.stored, slot, held))
+            calls.append((seconds, len(held), index.num_bytes / total))
+    return prompts, calls
 
 
-def held_out(prompts: Sequence[list[int]], num_blocks: int, rng: random.Random) -> list[int]:
+def held_out(prompts: Sequence[HashArray], num_blocks: int, rng: np.random.Generator) -> HashArray:
     """A prompt that leaves a stored one at a random block."""
-    stored = rng.choice([prompt for prompt in prompts if len(prompt) >= num_blocks])
-    shared = rng.randrange(num_blocks)
-    return stored[:shared] + random_hashes(rng, num_blocks - shared)
+    long_enough = [prompt for prompt in prompts if len(prompt) >= num_blocks]
+    stored, shared = long_enough[rng.integers(len(long_enough))], int(rng.integers(num_blocks))
+    return np.concatenate((stored[:shared], random_hashes(rng, num_blocks - shared)))
 
 
 def bench_hash() -> dict[str, float]:
@@ -80,37 +86,54 @@ def bench_hash() -> dict[str, float]:
     return results
 
 
-def bench_index(num_entries: int, num_groups: int) -> dict[str, float]:
-    rng = random.Random(0)
+def bench_index(num_blocks: int, num_groups: int) -> dict[str, float]:
+    rng = np.random.default_rng(0)
     index = PrefixIndex(1 << 40)
     slots = [index.add_slot() for _ in range(num_groups)]
-    tracemalloc.start()
-    prompts = fill(index, slots, num_entries, rng)
-    # Without the lists; the hashes in them are the index's own keys.
-    traced = tracemalloc.get_traced_memory()[0] - sum(prompt.__sizeof__() for prompt in prompts)
-    tracemalloc.stop()
+    prompts, calls = fill(index, slots, num_blocks, rng)
+    late = calls[len(calls) // 2 :]
     results = {
-        "entries": float(index.num_entries),
-        "bytes_per_entry_traced": traced / index.num_entries,
-        "bytes_per_entry_estimated": index.num_bytes / index.num_entries,
+        "blocks": float(sum(map(len, prompts))),
+        "rows": float(index.num_entries),
+        "bytes_per_block_at_most": max(num_bytes for _, _, num_bytes in late),
+        "bytes_per_block_in_the_end": calls[-1][2],
+        "fill_blocks_per_s": sum(count for _, count, _ in calls) / sum(seconds for seconds, _, _ in calls),
+        "fill_call_max_ms": max(seconds for seconds, _, _ in late) * 1e3,
     }
     for length in LENGTHS:
         queries = [held_out(prompts, length // BLOCK_SIZE, rng) for _ in range(200)]
-        seconds = lower_quartile(partial(for_each, index.match, queries))
-        results[f"match_us_{length}"] = seconds / len(queries) * 1e6
-    return results | bench_changes(index, slots, prompts, rng)
+        for name, find in (("match", index.match), ("depths", index.depths)):
+            results[f"{name}_us_{length}"] = lower_quartile(partial(for_each, find, queries)) / len(queries) * 1e6
+        tokens = rng.integers(0, 128_000, length).astype(np.int32)
+        seconds = lower_quartile(lambda tokens=tokens: index.match(HASHER.hash_blocks(tokens)), 200)  # type: ignore[misc]
+        results[f"hash_and_match_us_{length}"] = seconds * 1e6
+    return results | bench_predictions(index, prompts, rng) | bench_changes(index, slots, rng)
 
 
-def bench_changes(
-    index: PrefixIndex, slots: Sequence[int], prompts: Sequence[list[int]], rng: random.Random
-) -> dict[str, float]:
-    """Blocks per second into and out of the full index, and how long a group takes to vanish and to be swept."""
+def bench_predictions(index: PrefixIndex, prompts: Sequence[HashArray], rng: np.random.Generator) -> dict[str, float]:
+    """Assuming a prompt of 65,536 tokens and dropping it, beside 100 others."""
+    predictions = Predictions(100.0)
+    for number in range(100):
+        predictions.assume(str(number), number % 64, held_out(prompts, 4096, rng), 0.0)
+    prompt = held_out(prompts, 4096, rng)
+    return {
+        "assume_us_65536": lower_quartile(lambda: predictions.assume("a", 0, prompt, 0.0)) * 1e6,
+        "match_assumed_us_65536": lower_quartile(lambda: index.match(prompt, None, predictions)) * 1e6,
+    }
+
+
+def bench_changes(index: PrefixIndex, slots: Sequence[int], rng: np.random.Generator) -> dict[str, float]:
+    """Blocks per second into and out of the full index, how long a snapshot of 100,000 blocks in chains of 64 takes,
+    and how long a group takes to vanish and to be swept."""
     fresh = [random_hashes(rng, 512) for _ in range(200)]
     count = 200 * 512
     store = timed(partial(for_each, partial(index.stored, slots[0]), fresh))
     share = timed(partial(for_each, partial(index.stored, slots[1]), fresh))
     remove = timed(partial(for_each, partial(index.removed, slots[0]), fresh))
     remove += timed(partial(for_each, partial(index.removed, slots[1]), fresh))
+    chains = tuple(BlocksStored(None, pack_hashes(random_hashes(rng, 64))) for _ in range(100_000 // 64))
+    knowledge = GroupKnowledge(1, index, Predictions(1.0), Counters(), 1.0)
+    snapshot = timed(lambda: knowledge.apply(KVEvents(1, 0, chains, is_snapshot=True)))
     vanish = timed(lambda: index.remove_slot(slots[-1]))
     sweeps = []
     while not index.sweep(0):
@@ -120,6 +143,7 @@ def bench_changes(
         "stored_new_blocks_per_s": count / store,
         "stored_shared_blocks_per_s": count / share,
         "removed_blocks_per_s": 2 * count / remove,
+        "snapshot_100000_ms": snapshot * 1e3,
         "remove_slot_us": vanish * 1e6,
         "sweep_total_ms": sum(sweeps) * 1e3,
         "sweep_step_max_ms": max(sweeps) * 1e3,
@@ -132,21 +156,22 @@ def for_each(function: Callable[[Any], object], items: Sequence[Any]) -> None:
 
 
 def timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    """Seconds that this thread had a processor."""
+    start = time.thread_time()
     run()
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 def bench_route(num_entries: int, num_groups: int) -> dict[str, float]:
-    rng = random.Random(1)
-    router = Router(RouterConfig(max_index_bytes=1 << 40), rng)
+    rng = np.random.default_rng(1)
+    router = Router(RouterConfig(max_index_bytes=1 << 40), random.Random(1))
     for number in range(num_groups):
         router.report(group_report(number), 0.0)
     slots = [group.slot for group in router.pools["m"].groups.values()]
-    prompts = fill(router.index, slots, num_entries, rng)
+    prompts, _ = fill(router.index, slots, num_entries, rng)
     results = {}
     for length in LENGTHS:
-        hashes = [tuple(held_out(prompts, length // BLOCK_SIZE, rng)) for _ in range(100)]
+        hashes = [pack_hashes(held_out(prompts, length // BLOCK_SIZE, rng)) for _ in range(100)]
         queries = [RouteQuery(f"{length}-{n}", "m", value, length, 256) for n, value in enumerate(hashes)]
         singles = [RouteQueries("g", (query,)) for query in queries]
         undo = RouteQueries("g", (), cancelled=tuple(query.request_id for query in queries))

@@ -109,7 +109,7 @@ def _busy_scheduler(case: Case, num_sequences: int) -> Scheduler:
 
 def _sequence(prompt: tuple[int, ...], arrival: int, *, priority: int) -> Sequence:
     sampling = SamplingParams(max_tokens=600, seed=0)
-    request = Request(str(arrival), "gateway", "model", prompt, (), sampling, priority=priority)
+    request = Request(str(arrival), "gateway", "model", prompt, b"", sampling, priority=priority)
     return Sequence.start(request, [0], (), arrival=arrival, now=0.0)
 
 

@@ -67,7 +67,7 @@ def parse_args() -> argparse.Namespace:
 
 def request(args: argparse.Namespace, index: int) -> Request:
     prompt = (*[ORDINARY_TOKEN] * args.prefix_tokens, 1_000 + index, *[ORDINARY_TOKEN] * (args.own_tokens - 1))
-    return Request(str(index), "gateway", "bench", prompt, (), SamplingParams(1, seed=1, temperature=0.0))
+    return Request(str(index), "gateway", "bench", prompt, b"", SamplingParams(1, seed=1, temperature=0.0))
 
 
 def ignore(gateway_id: str, update: SequenceUpdate) -> None:

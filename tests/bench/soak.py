@@ -114,7 +114,7 @@ class Soak:
             "gateway",
             "model",
             tuple(prompt),
-            (),
+            b"",
             sampling,
             tuple(Branch(number) for number in range(num_branches)),
             priority=rng.choice((0, 0, 0, 1)),

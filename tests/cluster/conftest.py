@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -63,6 +64,7 @@ class ScriptedService:
         self.start_error: Exception | None = None
         self.ready = Readiness(True, "2 worker groups")
         self.cluster_metrics = ""
+        self.decisions: list[dict[str, Any]] | Exception = []
         self.forgotten: dict[str, int | None] | Exception = {"group-1": 7, "group-2": None}
         self.requests: list[GenerationRequest] = []
         self.generations: list[ScriptedGeneration] = []
@@ -80,6 +82,11 @@ class ScriptedService:
 
     async def metrics_text(self) -> str:
         return self.cluster_metrics
+
+    async def explain(self, limit: int) -> list[dict[str, Any]]:
+        if isinstance(self.decisions, Exception):
+            raise self.decisions
+        return self.decisions[:limit]
 
     async def reset_prefix_cache(self) -> dict[str, int | None]:
         if isinstance(self.forgotten, Exception):

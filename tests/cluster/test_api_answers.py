@@ -293,7 +293,8 @@ async def test_sampling_fields_reach_the_cluster(client: httpx2.AsyncClient, ser
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (0.5, 0.9, 7)
     assert (request.sampling.min_tokens, request.sampling.max_tokens) == (2, 9)
     assert set(request.sampling.stop_token_ids) == {2, 7}
-    assert (request.priority, request.cache_salt, request.session_id, request.tenant) == (-3, "s", "abc", "tenant")
+    assert (request.priority, request.cache_salt, request.tenant) == (-3, "s", "tenant")
+    assert request.wishes.session_id == "abc"
 
 
 @pytest.mark.parametrize("top_k", [-1, 0, None])
@@ -328,15 +329,9 @@ async def test_text_parts_are_one_text(client: httpx2.AsyncClient, service: Any)
     assert service.requests[0].prompt_token_ids == service.requests[1].prompt_token_ids
 
 
-async def test_the_session_header_wins(client: httpx2.AsyncClient, service: Any) -> None:
-    body = {**COMPLETION, "session_id": "body"}
-    await client.post("/v1/completions", json=body, headers={"x-octavo-session-id": "header"})
-    assert service.requests[0].session_id == "header"
-
-
 async def test_a_long_session_header_is_refused(client: httpx2.AsyncClient) -> None:
     answer = await client.post("/v1/completions", json=COMPLETION, headers={"x-octavo-session-id": "a" * 1025})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "session_id")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-octavo-session-id")
 
 
 # ---- headers, operations ----

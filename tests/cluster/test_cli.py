@@ -67,6 +67,9 @@ REFUSED = {
     ("serve", "--device", "cpu", "--gpu-memory-utilization", "0.5"): (
         "octavo serve: error: --gpu-memory-utilization 0.5 says nothing where the device is cpu"
     ),
+    ("serve", "--tenants", "@none.json"): (
+        "octavo serve: error: --tenants: cannot be read (No such file or directory), got @none.json"
+    ),
     ("serve", ""): "octavo serve: error: MODEL: must not be empty, got ''",
     ("model", "fetch", "./nowhere"): "octavo model fetch: error: ",
 }

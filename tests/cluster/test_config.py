@@ -97,6 +97,22 @@ REFUSED = {
     },
     "--max-queued-requests: must be at least 1, got 0": {"max_queued_requests": 0},
     "--max-queued-tokens: must be at least 1, got 0": {"max_queued_tokens": 0},
+    "--routing-policy: must be one of 'cost', 'round_robin', 'least_loaded', 'power_of_two' or 'consistent_hash', got"
+    " best": {"routing_policy": "best"},
+    "--router-index-bytes: must be at least 16777216, got 1MiB": {"router_index_bytes": "1MiB"},
+    "--router-max-queued-requests: must be at least 0, got -1": {"router_max_queued_requests": -1},
+    "--num-routers: must be at most 4, got 5": {"num_routers": 5},
+    "--tenants: alice.weight: must be greater than 0.0, got 0": {"tenants": '{"alice": {"weight": 0}}'},
+    "--tenants: *.max_running_requests: must be at least 1, got 0": {"tenants": {"*": {"max_running_requests": 0}}},
+    "--tenants: a.b.max_queued_requests: must be at least 0, got -1": {"tenants": {"a.b": {"max_queued_requests": -1}}},
+    "--tenants: alice.weight: must be a number, got much": {"tenants": {"alice": {"weight": "much"}}},
+    "--tenants: alice.wieght: no such setting": {"tenants": {"alice": {"wieght": 2}}},
+    "--tenants: alice: must be a mapping of settings, got 3": {"tenants": {"alice": 3}},
+    "--tenants: must be a mapping of names, got []": {"tenants": "[]"},
+    "--tenants: cannot be read (No such file or directory), got @/nowhere/tenants.json": {
+        "tenants": "@/nowhere/tenants.json"
+    },
+    "--record-trace: must not be empty, got ''": {"record_trace": ""},
     "the configuration must be a mapping of settings, got [1]": [1],
 }
 
@@ -120,6 +136,28 @@ def test_what_cannot_work_is_refused_with_flag_limit_and_value(message: str) -> 
 def test_what_limits_without_contradicting_is_taken(values: dict[str, Any]) -> None:
     """The default of --max-num-seqs need not be reached; utilization is the wall for a pool that is set."""
     ServeConfig.parse(values)
+
+
+TENANTS = {"alice": {"weight": 2.5, "max_running_requests": 8}, "*": {"max_queued_requests": 0}}
+
+
+def test_tenants_come_as_a_mapping_as_json_or_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "tenants.json").write_text(json.dumps(TENANTS))
+    given = [TENANTS, json.dumps(TENANTS), f"@{tmp_path / 'tenants.json'}"]
+    first, *others = [ServeConfig.parse({"tenants": value}) for value in given]
+    assert others == [first, first]
+    alice, rest = first.tenants["alice"], first.tenants["*"]
+    assert (alice.weight, alice.max_running_requests, alice.max_queued_requests) == (2.5, 8, None)
+    assert (rest.weight, rest.max_running_requests, rest.max_queued_requests) == (1.0, None, 0)
+    assert ServeConfig.parse(json.loads(json.dumps(first.model_dump(mode="json")))) == first
+
+
+def test_tenants_that_are_no_json_are_refused_with_the_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--tenants: .*; what is given is none \(.*line 1.*\), got alice"):
+        ServeConfig.parse({"tenants": "alice"})
+    (tmp_path / "tenants.json").write_text("{\n1")
+    with pytest.raises(ConfigurationError, match=r"--tenants: .*; what is in /.*tenants\.json is none \(.*line 2"):
+        ServeConfig.parse({"tenants": f"@{tmp_path / 'tenants.json'}"})
 
 
 def test_utilization_is_refused_when_the_device_turns_out_to_be_a_cpu() -> None:
@@ -160,7 +198,7 @@ def test_the_workers_defaults_are_those_of_the_configuration() -> None:
 
 def spec_of(values: dict[str, Any]) -> WorkerSpec:
     config = ServeConfig.parse(values).for_device("cuda")
-    return ServePlan(config, "cuda", None, "smollm2", bytes(32), 1).worker_spec("group", 1, "router")
+    return ServePlan(config, "cuda", None, "smollm2", bytes(32), 1).worker_spec("group", 1, ("router",))
 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
@@ -187,3 +225,21 @@ def test_the_token_budget_depends_on_the_device_and_holds_every_sequence() -> No
     assert config.for_device("cpu").max_num_batched_tokens == 512
     assert config.for_device("cuda").max_num_batched_tokens == 2048
     assert ServeConfig.parse({"max_num_seqs": 1000}).for_device("cpu").max_num_batched_tokens == 1000
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, 1024),
+        ({"router_max_queued_requests": 5}, 5),
+        ({"router_max_queued_requests": 0}, None),
+        ({"max_queued_requests": 7}, None),
+        ({"max_queued_tokens": 700}, None),
+        ({"scheduling_policy": "shortest"}, None),
+        ({"max_queued_requests": 7, "router_max_queued_requests": 5}, 5),
+    ],
+)
+def test_requests_wait_in_the_router_unless_something_says_how_they_wait_in_groups(
+    values: dict[str, object], expected: int | None
+) -> None:
+    assert ServeConfig.parse(values).num_queued_in_router == expected

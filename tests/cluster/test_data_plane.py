@@ -83,7 +83,7 @@ class Leader:
         self.loop = EngineLoop(
             lambda emit: Engine(Scheduler(LIMITS, HASHER), executor, clock=time.monotonic, emit=emit),
             executor,
-            ReportBook(identity, lambda engine: ""),
+            ReportBook(identity, lambda engine: "", ("router",)),
             generation,
             max_queued_requests=max_queued_requests,
         )
@@ -106,9 +106,9 @@ class Leader:
         return pack(await self.loop.poll(gateway_id, acknowledged, timeout_s))
 
     async def report_to(self, core: RouterCore) -> None:
-        report = self.loop.take_report(metrics_due=False)
+        report = self.loop.take_report("router")
         wants = await core.report(pack(report), self)
-        self.loop.report_arrived(report, wants_snapshot=wants)
+        self.loop.report_arrived("router", report, wants_snapshot=wants)
 
 
 class Cluster:
@@ -123,7 +123,7 @@ class Cluster:
         for name in ("route", "registry", "report_gateway", "cluster_metrics"):
             setattr(self, name, Remote(getattr(self.core, name), lambda: self.router_dead))
         self.metrics = GatewayMetrics("m", "g")
-        self.service = ClusterService("g", RouterClient("g", lambda: self), HASHER, self.metrics)
+        self.service = ClusterService("g", RouterClient("g", [lambda: self]), HASHER, self.metrics)
 
     async def report(self) -> None:
         for leader in self.leaders.values():
@@ -180,7 +180,7 @@ async def test_a_stream_goes_on_at_the_other_group_when_its_own_dies(cluster: Cl
 
 
 async def test_new_requests_avoid_a_dead_group_at_once_although_the_router_still_lists_it(cluster: Cluster) -> None:
-    await cluster.service.refresh()
+    await cluster.service.groups.refresh()
     cluster.leaders["a"].dead = True
     started = time.monotonic()
     for number in range(4):
@@ -191,7 +191,7 @@ async def test_new_requests_avoid_a_dead_group_at_once_although_the_router_still
 
 
 async def test_without_the_router_requests_are_placed_by_outstanding_tokens(cluster: Cluster) -> None:
-    await cluster.service.refresh()
+    await cluster.service.groups.refresh()
     cluster.router_dead = True
     generations = [await cluster.service.start(request(f"r{number}")) for number in range(4)]
     groups = [generation.route.group for generation in generations]
@@ -214,7 +214,7 @@ async def test_an_aborted_request_frees_its_blocks(cluster: Cluster) -> None:
 
 
 async def test_a_request_that_nobody_can_take_is_refused_within_its_own_time(cluster: Cluster) -> None:
-    await cluster.service.refresh()
+    await cluster.service.groups.refresh()
     for leader in cluster.leaders.values():
         leader.dead = True
     with pytest.raises(Unavailable):
@@ -272,7 +272,7 @@ async def test_case_bug_078_branches_that_are_ended_leave_nothing(cluster: Clust
     for leader in cluster.leaders.values():
         assert await leader.loop.drained(5.0)
         assert await free_blocks(leader) == LIMITS.num_blocks
-    assert all(client.is_idle for client in cluster.service._clients.values())
+    assert all(client.is_idle for client in cluster.service.groups.clients.values())
 
 
 async def test_full_queues_refuse_at_once_with_what_the_flag_says() -> None:

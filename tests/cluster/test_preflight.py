@@ -159,3 +159,10 @@ def test_more_than_this_machine_has_is_refused_for_all_ranks_together(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_memory(config(**({"replicas": 2, "tensor_parallel_size": 2} | values)), folder)
+
+
+def test_a_recording_that_cannot_be_made_is_refused_where_the_gateways_are(folder: Path, tmp_path: Path) -> None:
+    config_of = {"record_trace": tmp_path / "missing" / "trace.jsonl"}
+    with pytest.raises(ConfigurationError, match=r"--record-trace: the folder .*missing does not exist"):
+        check_model(config(**config_of), folder)
+    check_model(config(**config_of, address="ray://elsewhere:10001"), folder)

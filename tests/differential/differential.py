@@ -15,6 +15,7 @@ from lab import BLOCK_SIZE, Delivered, Lab, Session, Setup
 from random_requests import RandomRequests, Text
 
 from octavo.worker.messages import BlocksRemoved, FinishReason, Request
+from octavo.worker.routing_hash import HASH_BYTES
 
 MOST_EXCUSED = 0.02
 """Share of the outputs that may differ at a near-tie."""
@@ -123,7 +124,9 @@ class Round:
 
     def _note_events(self, session: Session) -> None:
         events = session.engine.scheduler.drain_events()
-        self.totals["evictions"] += sum(len(event.hashes) for event in events if isinstance(event, BlocksRemoved))
+        self.totals["evictions"] += sum(
+            len(event.hashes) // HASH_BYTES for event in events if isinstance(event, BlocksRemoved)
+        )
 
     def _count(self, session: Session) -> None:
         scheduler, engine = session.engine.scheduler.counters, session.engine.counters

@@ -66,7 +66,7 @@ class Judge:
         branches = tuple(Branch(branch.index) for branch in request.branches)
         key = request.prompt_token_ids, request.sampling, branches
         if key not in self._alone:
-            self._alone[key] = self._run_alone(Request("alone", "", "model", key[0], (), key[1], branches))
+            self._alone[key] = self._run_alone(Request("alone", "", "model", key[0], b"", key[1], branches))
             self.num_run_alone += 1
         return self._alone[key]
 

@@ -141,7 +141,7 @@ class Lab:
             num_ranks_on_machine=1,
             routing_key=ROUTING_KEY,
             cache_dir=platformdirs.user_cache_path("octavo"),
-            router_name="none",
+            router_names=(),
             ray_namespace="none",
             startup_timeout_s=600.0,
         )

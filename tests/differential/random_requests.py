@@ -11,6 +11,7 @@ from lab import BLOCK_SIZE, Delivered, Lab
 from tokenizers import Tokenizer
 
 from octavo.worker.messages import Branch, Request, SamplingParams
+from octavo.worker.routing_hash import pack_hashes
 
 MAX_PROMPT = 200
 NUM_PROMPTS = 20
@@ -76,7 +77,7 @@ class RandomRequests:
             gateway_id="gateway",
             model="model",
             prompt_token_ids=self._latest,
-            routing_hashes=tuple(self._hasher.hash_blocks(self._latest, salt).tolist()),
+            routing_hashes=pack_hashes(self._hasher.hash_blocks(self._latest, salt)),
             sampling=self._sampling(beam_width),
             branches=tuple(Branch(index) for index in range(num_branches)),
             priority=rng.choice([0, 0, 0, 0, -1, 1]),

@@ -10,6 +10,7 @@ from lab import BLOCK_SIZE, Delivered, Lab, Session, Setup
 from random_requests import Text
 
 from octavo.worker.messages import Request, SamplingParams
+from octavo.worker.routing_hash import pack_hashes
 
 MAX_TOKENS = 4
 Tokens = tuple[int, ...]
@@ -25,7 +26,7 @@ def ask(lab: Lab, session: Session, *prompts: Tokens) -> list[Delivered]:
     """All at once."""
     names = [str(len(session.delivered) + index) for index in range(len(prompts))]
     for name, prompt in zip(names, prompts, strict=True):
-        hashes = tuple(lab.hasher.hash_blocks(prompt).tolist())
+        hashes = pack_hashes(lab.hasher.hash_blocks(prompt))
         session.submit(Request(name, "", "model", prompt, hashes, SamplingParams(MAX_TOKENS, seed=0, temperature=0.0)))
     session.run()
     return [session.delivered[name, 0] for name in names]

@@ -101,7 +101,7 @@ def test_the_margin_of_a_search_is_that_of_the_last_chosen_and_the_first_that_is
 def delivered(judge: Judge, text: Text, **sampling: object) -> Delivered:
     """Six tokens, as they are alone."""
     params = SamplingParams(6, seed=5, **sampling)  # type: ignore[arg-type]
-    request = Request("0", "", "model", text.token_ids[:40], (), params, (Branch(0),))
+    request = Request("0", "", "model", text.token_ids[:40], b"", params, (Branch(0),))
     tokens, reason = judge.alone(request)[0]
     return Delivered(request, 0, list(tokens), 0, reason)
 

@@ -31,7 +31,7 @@ from octavo.worker.messages import (
     SequenceUpdate,
 )
 from octavo.worker.policies import make_queue
-from octavo.worker.routing_hash import RoutingHasher
+from octavo.worker.routing_hash import HASH_BYTES, RoutingHasher, pack_hashes, unpack_hashes
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 
 KEY = bytes(range(16))
@@ -125,11 +125,11 @@ class NaiveIndex:
                 self.hashes.clear()
             elif isinstance(event, BlocksStored):
                 assert event.parent_hash is None or event.parent_hash in self.hashes, "stored behind a hole"
-                assert not self.hashes & set(event.hashes), "stored twice"
-                self.hashes |= set(event.hashes)
+                assert not self.hashes & set(unpack_hashes(event.hashes).tolist()), "stored twice"
+                self.hashes |= set(unpack_hashes(event.hashes).tolist())
             else:
-                assert set(event.hashes) <= self.hashes, "removed, but not there"
-                self.hashes -= set(event.hashes)
+                assert set(unpack_hashes(event.hashes).tolist()) <= self.hashes, "removed, but not there"
+                self.hashes -= set(unpack_hashes(event.hashes).tolist())
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class RandomOperations(RuleBasedStateMachine):
             gateway_id=GATEWAYS[shape.gateway],
             model="model",
             prompt_token_ids=prompt,
-            routing_hashes=tuple(self.hasher.hash_blocks(prompt, salt).tolist()),
+            routing_hashes=pack_hashes(self.hasher.hash_blocks(prompt, salt)),
             sampling=SamplingParams(
                 max_tokens=shape.max_tokens,
                 seed=shape.seed,
@@ -384,11 +384,13 @@ class RandomOperations(RuleBasedStateMachine):
     def _listen(self) -> None:
         events = self.engine.scheduler.drain_events()
         self.index.apply(events)
-        self.totals["evicted"] += sum(len(event.hashes) for event in events if isinstance(event, BlocksRemoved))
+        self.totals["evicted"] += sum(
+            len(event.hashes) // HASH_BYTES for event in events if isinstance(event, BlocksRemoved)
+        )
 
     def _check_snapshot(self) -> None:
         snapshot = self.engine.scheduler.cache.snapshot()
-        hashes = [value for event in snapshot for value in event.hashes]
+        hashes = [value for event in snapshot for value in unpack_hashes(event.hashes).tolist()]
         assert len(hashes) == len(set(hashes))
         assert set(hashes) == self.index.hashes
         copy = NaiveIndex()

@@ -8,6 +8,7 @@ from lab import Lab, Session, Setup
 from random_requests import Text
 
 from octavo.worker.messages import Branch, FinishReason, Request, SamplingParams
+from octavo.worker.routing_hash import pack_hashes
 
 Tokens = tuple[int, ...]
 
@@ -19,7 +20,7 @@ def requests(
     prompts = [text.token_ids[180 * index : 180 * index + length] for index, length in enumerate(lengths)]
     branches = tuple(Branch(index) for index in range(num_branches))
     return [
-        Request(str(i), "", "model", prompt, tuple(lab.hasher.hash_blocks(prompt).tolist()), sampling, branches)
+        Request(str(i), "", "model", prompt, pack_hashes(lab.hasher.hash_blocks(prompt)), sampling, branches)
         for i, prompt in enumerate(prompts)
     ]
 

@@ -12,7 +12,7 @@ from octavo.worker.engine import Engine
 from octavo.worker.messages import FinishReason, Request, SamplingParams, SequenceUpdate
 from octavo.worker.plan_builder import PlanBuilder
 from octavo.worker.policies import make_queue
-from octavo.worker.routing_hash import RoutingHasher
+from octavo.worker.routing_hash import RoutingHasher, pack_hashes
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 from octavo.worker.sequence import Sequence
 
@@ -52,7 +52,7 @@ class Run:
     @staticmethod
     def _request(name: str, rng: Random, num_tokens: int, max_tokens: int, priority: int) -> Request:
         prompt = tuple(rng.choices(range(VOCABULARY), k=num_tokens))
-        hashes = tuple(HASHER.hash_blocks(prompt).tolist())
+        hashes = pack_hashes(HASHER.hash_blocks(prompt))
         return Request(name, "", "model", prompt, hashes, SamplingParams(max_tokens, seed=1), priority=priority)
 
     def emit(self, gateway_id: str, update: SequenceUpdate) -> None:

@@ -15,7 +15,7 @@ from octavo.worker.engine import Engine
 from octavo.worker.executor import Executor
 from octavo.worker.messages import Request, SamplingParams, SequenceUpdate
 from octavo.worker.model.config import ModelConfig
-from octavo.worker.routing_hash import RoutingHasher
+from octavo.worker.routing_hash import RoutingHasher, pack_hashes
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 
 NUM_PROMPTS = 20
@@ -70,7 +70,7 @@ class Harness:
         if prompt is None:
             return False
         sampling = SamplingParams(MAX_TOKENS, seed=0, temperature=0.0, stop_token_ids=self._eos)
-        hashes = tuple(self._hasher.hash_blocks(prompt).tolist())
+        hashes = pack_hashes(self._hasher.hash_blocks(prompt))
         self.engine.submit(Request(str(index), "tests", "model", tuple(prompt), hashes, sampling))
         return True
 

@@ -42,7 +42,7 @@ class Work:
                 "check",
                 "check",
                 tuple(prompt),
-                (),
+                b"",
                 SamplingParams(length, seed=number, temperature=self.temperature),
                 branches,
             )

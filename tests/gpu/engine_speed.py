@@ -134,7 +134,7 @@ def run(rank: RandomRank, executor: object, load: Load) -> Stream:
     prompts = torch.randint(0, rank.shape.vocab_size, (load.batch, load.prompt), generator=generator)
     sampling = SamplingParams(load.output, seed=0, temperature=0.0)
     for number, prompt in enumerate(prompts.tolist()):
-        engine.submit(Request(str(number), "bench", "bench", tuple(prompt), (), sampling))
+        engine.submit(Request(str(number), "bench", "bench", tuple(prompt), b"", sampling))
     while engine.step():
         pass
     return stream

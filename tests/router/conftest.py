@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.router.router import Router, RouterConfig
+from octavo.router.config import RouterConfig
+from octavo.router.router import Router
 from octavo.worker.messages import (
     BlocksCleared,
     BlocksRemoved,
@@ -19,7 +20,7 @@ from octavo.worker.messages import (
     RouteQueries,
     RouteQuery,
 )
-from octavo.worker.routing_hash import RoutingHasher
+from octavo.worker.routing_hash import RoutingHasher, pack_hashes, unpack_hashes
 
 BLOCK_SIZE = 4
 HASHER = RoutingHasher(bytes(range(16)), BLOCK_SIZE)
@@ -45,12 +46,13 @@ class Leader:
         self.messages.append(KVEvents(self.generation, self.last_number, events))
 
     def tell_snapshot(self) -> None:
-        events = tuple(BlocksStored(parent, (value,)) for value, parent in self.parents.items())
+        self.last_number = max(self.last_number, 0)  # as the first of all messages
+        events = tuple(BlocksStored(parent, pack_hashes([value])) for value, parent in self.parents.items())
         self.messages.append(KVEvents(self.generation, self.last_number, events, is_snapshot=True))
 
     def compute(self, query: RouteQuery) -> int:
         """Prefill a request; the prompt tokens that were cached."""
-        hashes = query.routing_hashes
+        hashes = unpack_hashes(query.routing_hashes).tolist()
         depth = next((i for i, value in enumerate(hashes) if value not in self.parents), len(hashes))
         usable = min(depth, max(0, query.num_prompt_tokens - 1) // BLOCK_SIZE)
         new = hashes[depth:]
@@ -58,7 +60,7 @@ class Leader:
         for index, value in enumerate(new, start=depth):
             self.parents[value] = hashes[index - 1] if index else None
         if new:
-            self.tell(BlocksStored(hashes[depth - 1] if depth else None, new))
+            self.tell(BlocksStored(hashes[depth - 1] if depth else None, pack_hashes(new)))
         self.progress.append(RequestProgress(query.request_id, True, False, usable * BLOCK_SIZE))
         return usable * BLOCK_SIZE
 
@@ -68,7 +70,7 @@ class Leader:
             inner = set(self.parents.values()) | keep
             leaf = next(value for value in self.parents if value not in inner)
             del self.parents[leaf]
-            self.tell(BlocksRemoved((leaf,)))
+            self.tell(BlocksRemoved(pack_hashes([leaf])))
 
     def clear(self) -> None:
         self.parents.clear()
@@ -111,7 +113,7 @@ class Asker:
 
     def query(self, tokens: list[int], **fields: object) -> RouteQuery:
         self.count += 1
-        hashes = tuple(HASHER.hash_blocks(tokens).tolist())
+        hashes = pack_hashes(HASHER.hash_blocks(tokens))
         values = {"request_id": f"r{self.count}", "model": "m", "max_tokens": 16} | fields
         return RouteQuery(routing_hashes=hashes, num_prompt_tokens=len(tokens), **values)  # type: ignore[arg-type]
 
@@ -133,6 +135,6 @@ def asker() -> Asker:
 @pytest.fixture(scope="session")
 def new_router() -> Callable[..., Router]:
     def create(**settings: float) -> Router:
-        return Router(RouterConfig(**settings), random.Random(0))  # type: ignore[arg-type]
+        return Router(RouterConfig(**{"max_queued_requests": None} | settings), random.Random(0))  # type: ignore[arg-type]
 
     return create

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from octavo.router.actor import RouterCore
-from octavo.worker.messages import Registry, RouteDecisions, RouteQueries
+from octavo.worker.messages import BlocksStored, Registry, RouteDecisions, RouteQueries
+from octavo.worker.routing_hash import pack_hashes
 from octavo.worker.wire import WireError, pack, unpack
 
 
@@ -63,3 +65,30 @@ async def test_bytes_that_are_no_message_disturb_nothing(new_leader: Any) -> Non
         with pytest.raises(WireError):
             await core.report(broken, None)
     assert len(unpack((await core.registry())[0], Registry).entries) == 1
+
+
+async def test_when_the_application_is_about_to_stop_every_group_is_draining(new_leader: Any) -> None:
+    core = RouterCore()
+    await core.report(pack(new_leader("a").report()), None)
+    await core.drain()
+    assert [entry.draining for entry in unpack((await core.registry())[0], Registry).entries] == [True]
+
+
+async def test_a_large_report_lets_queries_pass_before_the_next(new_leader: Any, asker: Any) -> None:
+    """Three groups send 10,000 blocks each at the same moment, and a query comes behind them."""
+    core = RouterCore()
+    order: list[str] = []
+
+    async def report(name: str) -> None:
+        leader = new_leader(name, generation=ord(name))
+        leader.tell(BlocksStored(None, pack_hashes(range(1, 10_001))))
+        await core.report(pack(leader.report()), None)
+        order.append(name)
+
+    async def ask() -> None:
+        await core.route(pack(RouteQueries("g", (asker.query([1] * 20),))))
+        order.append("query")
+
+    await asyncio.gather(report("a"), report("b"), report("c"), ask())
+    assert order.index("query") < order.index("b")
+    assert len(unpack((await core.registry())[0], Registry).entries) == 3

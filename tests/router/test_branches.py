@@ -15,8 +15,8 @@ from octavo.worker.messages import RequestProgress
 PROMPT = list(range(400))
 LOAD = Load(
     reported_at_s=0.0,
-    reported_backlog_s=0.0,
-    reserved_backlog_s=0.0,
+    backlog_tokens=0.0,
+    reserved_tokens=0.0,
     prefill_tokens_per_s=1000.0,
     num_sequences=8,
     max_num_seqs=16,
@@ -67,8 +67,7 @@ def cluster(new_router: Any, new_leader: Any) -> tuple[Any, dict[str, Any]]:
 
 def num_sequences(router: Any, group: str) -> int:
     pool = router.pools["m"]
-    count: int = pool.groups[group].load(pool.priors).num_sequences
-    return count
+    return int(pool.load().num_sequences[pool.groups[group].row])
 
 
 def test_a_reservation_counts_all_sequences_until_the_group_has_it(cluster: Any, asker: Any) -> None:
@@ -118,7 +117,7 @@ def test_a_request_without_hashes_predicts_nothing_and_casts_no_doubt(cluster: A
         leader.compute(asker.query(PROMPT))
         leader.report_to(router, 0.1)
     query = asker.query(PROMPT)
-    query = type(query)(query.request_id, "m", (), len(PROMPT), 16)
+    query = type(query)(query.request_id, "m", b"", len(PROMPT), 16)
     decision = asker.ask(router, query, 0.2)
     assert decision.expected_cached_tokens == 0
     assert len(router.predictions) == 0

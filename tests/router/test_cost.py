@@ -1,19 +1,18 @@
-"""The parts of the cost, and the choice among costs."""
+"""The parts of the cost."""
 
 from __future__ import annotations
 
-import random
-
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.router.cost import Cost, Demand, Load, choose_cheapest, estimate_cost
+from octavo.router.cost import Demand, Load, estimate_cost
 
 IDLE = Load(
     reported_at_s=0.0,
-    reported_backlog_s=0.0,
-    reserved_backlog_s=0.0,
+    backlog_tokens=0.0,
+    reserved_tokens=0.0,
     prefill_tokens_per_s=1000.0,
     num_sequences=0,
     max_num_seqs=16,
@@ -26,11 +25,12 @@ DEMAND = Demand(num_uncached_tokens=500.0, num_output_tokens=100.0)
 
 
 def test_an_idle_group_costs_its_prefill() -> None:
-    assert estimate_cost(IDLE, DEMAND, 0.0, 0.0) == Cost(0.0, 0.5, 0.0, 0.0, 0.0)
+    cost = estimate_cost(IDLE, DEMAND, 0.0, 0.0)
+    assert (cost.prefill_s, cost.total_s) == (0.5, 0.5)
 
 
 def test_work_ahead_is_waited_for() -> None:
-    busy = IDLE._replace(reported_backlog_s=2.0, reserved_backlog_s=0.5)
+    busy = IDLE._replace(backlog_tokens=2000.0, reserved_tokens=500.0)
     assert estimate_cost(busy, DEMAND, 0.0, now=0.0).wait_s == 2.5
     assert estimate_cost(busy, DEMAND, 0.0, now=1.5).wait_s == 1.0
     assert estimate_cost(busy, DEMAND, 0.0, now=3.0).wait_s == 0.5
@@ -59,11 +59,30 @@ def test_work_is_dearer_when_others_will_come() -> None:
     assert estimate_cost(IDLE, DEMAND, 7.0, 0.0).imposed_s == pytest.approx(4.5)
 
 
+def test_a_preference_is_worth_the_whole_prompt_anew() -> None:
+    """Two groups alike, of which the second is preferred: 2,000 tokens at 1,000 a second."""
+    two = Load(*[np.full(2, value) for value in IDLE])
+    demand = DEMAND._replace(num_prompt_tokens=2000.0, is_preferred=np.array([False, True]))
+    assert estimate_cost(two, demand, 0.0, 0.0).preference_s.tolist() == [2.0, 0.0]
+
+
+def test_one_group_costs_the_same_alone_and_among_others() -> None:
+    rng = np.random.default_rng(0)
+    many = Load(*[rng.uniform(1.0, 50.0, 20) for _ in Load._fields])
+    demand = DEMAND._replace(num_uncached_tokens=rng.uniform(0.0, 5000.0, 20))
+    together = estimate_cost(many, demand, 0.5, 100.0)
+    for row in range(20):
+        alone = Load(*[values[row] for values in many])
+        own = demand._replace(num_uncached_tokens=demand.num_uncached_tokens[row])
+        expected = [float(value) for value in estimate_cost(alone, own, 0.5, 100.0)]
+        assert [values[row] for values in together] == pytest.approx(expected)
+
+
 loads = st.builds(
     Load,
     reported_at_s=st.just(0.0),
-    reported_backlog_s=st.floats(0, 100),
-    reserved_backlog_s=st.floats(0, 100),
+    backlog_tokens=st.floats(0, 1e5),
+    reserved_tokens=st.floats(0, 1e5),
     prefill_tokens_per_s=st.floats(1, 1e6),
     num_sequences=st.integers(0, 500),
     max_num_seqs=st.integers(1, 256),
@@ -82,21 +101,3 @@ def test_parts_are_not_negative_and_more_work_never_costs_less(
     assert min(cost) >= 0
     assert cost.total_s == pytest.approx(sum(cost))
     assert estimate_cost(load, Demand(uncached + more, output), utilisation, 0.0).total_s >= cost.total_s
-
-
-def _cost(total: float) -> Cost:
-    return Cost(total, 0.0, 0.0, 0.0, 0.0)
-
-
-def test_the_lowest_cost_wins() -> None:
-    assert choose_cheapest([_cost(2.0), _cost(1.0), _cost(3.0)], [900, 0, 0], random.Random(0)) == 1
-
-
-def test_a_near_tie_goes_to_the_longer_prefix() -> None:
-    assert choose_cheapest([_cost(1.01), _cost(1.0)], [64, 0], random.Random(0)) == 0
-
-
-def test_equal_candidates_share_the_requests() -> None:
-    rng = random.Random(0)
-    choices = [choose_cheapest([_cost(1.0)] * 4, [0] * 4, rng) for _ in range(400)]
-    assert all(choices.count(position) > 60 for position in range(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from octavo.router.knowledge import KnowledgeState
 from octavo.router.router import Router
 from octavo.worker.messages import BlocksStored, KVEvents, RequestProgress
+from octavo.worker.routing_hash import HASH_BYTES, unpack_hashes
 
 PROMPTS = [[group * 100 + i for i in range(24)] for group in range(4)]
 PROMPTS += [PROMPTS[0][:12] + PROMPTS[1][12:], PROMPTS[0][:20] + PROMPTS[2][20:]]
@@ -20,8 +22,8 @@ def knowledge(router: Router, group: str = "a") -> Any:
     return router.pools["m"].groups[group].knowledge
 
 
-def depth(router: Router, hashes: tuple[int, ...], group: str = "a") -> int:
-    steps = router.index.match(hashes, 1 << knowledge(router, group).slot)
+def depth(router: Router, hashes: bytes, group: str = "a") -> int:
+    steps = router.index.match(unpack_hashes(hashes), 1 << knowledge(router, group).slot)
     return steps[0][0] if steps else 0
 
 
@@ -29,7 +31,8 @@ def assert_exact(router: Router, leader: Any, asker: Any) -> None:
     assert knowledge(router).state is KnowledgeState.EXACT
     for tokens in PROMPTS:
         hashes = asker.query(tokens).routing_hashes
-        expected = next((i for i, value in enumerate(hashes) if value not in leader.parents), len(hashes))
+        values = unpack_hashes(hashes).tolist()
+        expected = next((i for i, value in enumerate(values) if value not in leader.parents), len(values))
         assert depth(router, hashes) == expected
 
 
@@ -71,9 +74,38 @@ def test_a_lost_message_makes_stale_and_a_snapshot_exact(new_router: Any, new_le
 def test_a_block_behind_an_unknown_parent_makes_stale(new_router: Any, new_leader: Any, asker: Any) -> None:
     router, leader = new_router(), new_leader()
     hashes = asker.query(PROMPTS[0]).routing_hashes
-    leader.tell(BlocksStored(hashes[2], hashes[3:]))
+    parent = unpack_hashes(hashes).tolist()[2]
+    leader.tell(BlocksStored(parent, hashes[3 * HASH_BYTES :]))
     assert router.report(leader.report(), 0.0) is True
     assert knowledge(router).state is KnowledgeState.STALE
+
+
+def test_parts_of_two_snapshots_do_not_make_one(new_router: Any, new_leader: Any, asker: Any) -> None:
+    router, leader = new_router(), new_leader()
+    leader.compute(asker.query(PROMPTS[0]))
+    first = KVEvents(1, 0, leader.messages.pop().events, is_snapshot=True, part=0, num_parts=2)
+    leader.evict(2)
+    leader.messages = [first, KVEvents(1, leader.last_number, (), is_snapshot=True, part=1, num_parts=2)]
+    router.report(leader.report(), 0.0)
+    assert knowledge(router).state is KnowledgeState.BLIND
+    leader.tell_snapshot()
+    leader.messages.append(dataclasses.replace(leader.messages[0], sequence_number=9, part=1, num_parts=2))
+    assert router.report(leader.report(), 5.0) is True
+    assert knowledge(router).state is KnowledgeState.STALE
+
+
+def test_a_message_that_cannot_be_is_left_out_and_makes_stale(new_router: Any, new_leader: Any, asker: Any) -> None:
+    """Nothing else of the report is disturbed."""
+    router, leader = new_router(), new_leader()
+    leader.compute(asker.query(PROMPTS[0]))
+    leader.messages.append(KVEvents(1, 1, (BlocksStored(None, bytes(8)), BlocksStored(None, bytes(13)))))
+    leader.num_running = 3
+    assert router.report(leader.report(), 0.0) is True
+    assert router.pools["m"].groups["a"].report.num_running == 3
+    assert knowledge(router).state is KnowledgeState.STALE
+    assert router.counters.event_messages_malformed == 1
+    assert depth(router, bytes(8)) == 0
+    assert depth(router, asker.query(PROMPTS[0]).routing_hashes) == 6
 
 
 def test_messages_of_another_generation_change_nothing(new_router: Any, new_leader: Any, asker: Any) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 
 import pytest
 
+from octavo.router.policies import PolicyName
 from octavo.router.simulator.group import GroupConfig
+from octavo.router.simulator.policies import Policy, RouterPolicy
 from octavo.router.simulator.simulation import Simulation, SimulationConfig
 from octavo.router.simulator.step_times import StepTimes
 from octavo.router.simulator.traces import Trace, TraceRequest
 
 STEP_TIMES = StepTimes(overhead_s=0.003, weights_s=0.005, token_s=1e-4, context_s=1e-7, kv_s=2e-6)
 TRACE_BLOCK_SIZE = 8
+NewPolicy = Callable[[random.Random], Policy]
 
 
 def random_trace(rng: random.Random, num_requests: int, *, rate: float = 20.0, most_output: int = 60) -> Trace:
@@ -43,7 +47,9 @@ def make_trace() -> Callable[..., Trace]:
 
 @pytest.fixture(scope="session")
 def new_simulation() -> Callable[..., Simulation]:
-    def create(trace: Trace, policy: str = "cost", *, num_groups: int = 2, **fields: object) -> Simulation:
+    def create(
+        trace: Trace, policy: NewPolicy | PolicyName = "cost", *, num_groups: int = 2, **fields: object
+    ) -> Simulation:
         group = {
             "num_blocks": 1000,
             "block_size": 4,
@@ -51,8 +57,9 @@ def new_simulation() -> Callable[..., Simulation]:
             "max_num_batched_tokens": 32,
             "step_times": STEP_TIMES,
         }
-        delays = {name: fields.pop(name) for name in list(fields) if name.startswith(("report", "submit"))}
-        config = SimulationConfig(num_groups, GroupConfig(**(group | fields)), **delays)  # type: ignore[arg-type]
-        return Simulation(config, trace, policy, on_finished=lambda: None)
+        others = {name: fields.pop(name) for name in list(fields) if name.startswith(("report", "submit", "faults"))}
+        config = SimulationConfig(num_groups, GroupConfig(**(group | fields)), **others)  # type: ignore[arg-type]
+        new_policy = functools.partial(RouterPolicy, policy) if isinstance(policy, str) else policy
+        return Simulation(config, trace, new_policy)
 
     return create

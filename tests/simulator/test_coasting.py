@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from octavo.router.counters import Counters, Histogram
 from octavo.router.simulator.metrics import Result
-from octavo.router.simulator.policies import CostPolicy
+from octavo.router.simulator.policies import RouterPolicy
 from octavo.router.simulator.simulation import Simulation
 from octavo.router.simulator.traces import Trace
 
@@ -30,11 +31,16 @@ def fingerprint(simulation: Simulation) -> list[Any]:
         for engine in groups
     ]
     policy = simulation.policy
-    if isinstance(policy, CostPolicy):
-        counters = dataclasses.asdict(policy.router.counters)
-        del counters["event_messages"]  # what happened in several steps comes in one message
-        left += [counters, policy.router.explain(1000)]
+    if isinstance(policy, RouterPolicy):
+        left += [counted(policy.router.counters), policy.router.explain(1000)]
     return left
+
+
+def counted(counters: Counters) -> dict[str, Any]:
+    """Without what differs since the events of several steps come in one message."""
+    values = {field.name: getattr(counters, field.name) for field in dataclasses.fields(counters)}
+    del values["event_messages"], values["event_lag"]
+    return {name: value.buckets() if isinstance(value, Histogram) else value for name, value in values.items()}
 
 
 def comparable(result: Result) -> Result:
@@ -77,7 +83,7 @@ def test_the_tests_meet_scarcity(make_trace: Callable[..., Trace], new_simulatio
     removed = [line.group.engine.scheduler.cache.num_blocks for line in simulation.lines.values()]
     assert result.num_preemptions > 0
     assert max(removed) <= 70
-    assert isinstance(simulation.policy, CostPolicy)
+    assert isinstance(simulation.policy, RouterPolicy)
     assert simulation.policy.router.counters.blocks_removed > 0
 
 
@@ -87,5 +93,5 @@ def test_books_balance_at_any_time(make_trace: Callable[..., Trace], new_simulat
         if number % 50 == 0:
             for line in simulation.lines.values():
                 line.group.engine.check()
-            assert isinstance(simulation.policy, CostPolicy)
+            assert isinstance(simulation.policy, RouterPolicy)
             simulation.policy.router.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,38 @@ def test_the_trace_is_repeated_compressed_and_cut(trace: str) -> None:
     assert 2.0 < figures["duration_s"] < 3.0
 
 
+def test_the_figure_and_the_page_need_nothing_else(trace: str, tmp_path: Path) -> None:
+    png, html = tmp_path / "figure.png", tmp_path / "page.html"
+    arguments = ("--trace", trace, "--policy", "cost", "--policy", "least_loaded")
+    result = simulate(*arguments, "--plot", str(png), "--html", str(html))
+    assert result.exit_code == 0, result.output
+    assert png.read_bytes().startswith(b"\x89PNG")
+    page = html.read_text()
+    assert "<td>least_loaded</td>" in page
+    assert "<th>max_num_batched_tokens</th><td>8192</td>" in page
+    assert "Time to first token over the trace" in page
+    assert not re.findall(r'(?:src|href)="(?!#)|url\((?!#)|@import|<script', page)
+
+
+def test_events_get_lost_and_nothing_else(trace: str) -> None:
+    result = simulate("--trace", trace, "--event-loss", "1", "--event-duplicate", "0.5", "--json")
+    figures = json.loads(result.output.splitlines()[-1])
+    assert figures["conditions"]["event_loss"] == 1.0
+    assert figures["policies"]["cost"]["num_refused"] == 0
+
+
+@pytest.mark.parametrize("flag", ["--plot", "--html"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(trace: str, tmp_path: Path, flag: str) -> None:
+    for path, problem in ((tmp_path, "Is a directory"), (tmp_path / "none" / "x", "No such file or directory")):
+        result = simulate("--trace", trace, flag, str(path))
+        assert result.exit_code == 2
+        assert f"octavo simulate: error: {flag}: {path}: {problem}" in result.output
+        assert "policy" not in result.output
+    mistaken = simulate("--trace", "nowhere", flag, str(tmp_path / "new"))
+    assert mistaken.exit_code == 2
+    assert not (tmp_path / "new").exists(), "what is only looked at is not left behind"
+
+
 MISTAKES = {
     ("--trace", "nowhere"): "octavo simulate: error: nowhere: No such file or directory",
     ("--trace", "TRACE", "--kv-tokens", "1200"): (
@@ -73,6 +106,8 @@ MISTAKES = {
     ("--trace", "TRACE", "--speed", "inf"): "inf is not a finite number",
     ("--trace", "TRACE", "--slo-ttft", "nan"): "nan is not a finite number",
     ("--trace", "TRACE", "--policy", "best"): "'best' is not one of",
+    ("--trace", "TRACE", "--event-loss", "1.5"): "1.5 is not in the range 0.0<=x<=1.0",
+    ("--trace", "TRACE", "--event-reorder", "nan"): "nan is not a finite number",
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.router.simulator.policies import CostPolicy
+from octavo.router.simulator.policies import RouterPolicy
 from octavo.router.simulator.simulation import Simulation
 from octavo.router.simulator.traces import Trace, TraceRequest
 from octavo.worker.errors import ConfigurationError
@@ -61,7 +61,7 @@ def test_the_router_learns_of_blocks_after_the_delay(new_simulation: Callable[..
         simulation = new_simulation(trace, report_delay_s=delay_s)
         for _ in simulation.steps():
             pass
-        assert isinstance(simulation.policy, CostPolicy)
+        assert isinstance(simulation.policy, RouterPolicy)
         return simulation.policy.router.counters.blocks_stored
 
     assert known(0.01) >= 6
@@ -97,8 +97,3 @@ def test_cost_finds_more_than_round_robin_and_no_more_than_there_is(
 def test_what_can_never_fit_is_refused_before_anything_runs(new_simulation: Callable[..., Simulation]) -> None:
     with pytest.raises(ConfigurationError, match="request 2 of by hand has 101 tokens, but a group has room for 100"):
         new_simulation(trace_of(TraceRequest(0.0, 8, 2), TraceRequest(0.0, 81, 20)), num_blocks=25)
-
-
-def test_an_unknown_policy_is_refused(new_simulation: Callable[..., Simulation]) -> None:
-    with pytest.raises(ConfigurationError, match="--policy: must be one of cost, round_robin, least_loaded, got best"):
-        new_simulation(trace_of(TraceRequest(0.0, 8, 2)), "best")

@@ -90,4 +90,4 @@ def request(
     request_id: str = "r", *, prompt: range = range(10, 16), max_tokens: int = 3, **sampling: object
 ) -> Request:
     params = SamplingParams(max_tokens=max_tokens, **({"seed": 5} | sampling))  # type: ignore[arg-type]
-    return Request(request_id, "gateway", "model", tuple(prompt), (), params)
+    return Request(request_id, "gateway", "model", tuple(prompt), b"", params)

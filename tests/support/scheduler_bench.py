@@ -8,7 +8,7 @@ from octavo.worker.head_room import HeadRoom
 from octavo.worker.messages import BlocksStored, Branch, FinishReason, Request, SamplingParams
 from octavo.worker.plan_builder import ScheduledStep
 from octavo.worker.preemption import Victim
-from octavo.worker.routing_hash import RoutingHasher
+from octavo.worker.routing_hash import RoutingHasher, unpack_hashes
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 from octavo.worker.sequence import Sequence, SequenceStatus
 from octavo.worker.waiting_queue import WaitingQueue
@@ -66,7 +66,7 @@ class SchedulerBench:
             "gateway",
             "model",
             tuple(prompt),
-            (),
+            b"",
             SamplingParams(max_tokens=max_tokens, seed=0, beam_width=beam_width),
             branches=tuple(Branch(index) for index in range(branches)),
             priority=priority,
@@ -116,7 +116,7 @@ class SchedulerBench:
     def stored_hashes(self) -> list[int]:
         """Of the blocks that have become findable since events were last looked at, in order."""
         stored = [event for event in self.scheduler.drain_events() if isinstance(event, BlocksStored)]
-        return [value for event in stored for value in event.hashes]
+        return [value for event in stored for value in unpack_hashes(event.hashes).tolist()]
 
     @property
     def num_free_blocks(self) -> int:

@@ -38,7 +38,7 @@ class Queue:
 
 
 def request(num_tokens: int = 4) -> Request:
-    return Request("r", "g", "m", (1,) * num_tokens, (), SamplingParams(max_tokens=1, seed=0))
+    return Request("r", "g", "m", (1,) * num_tokens, b"", SamplingParams(max_tokens=1, seed=0))
 
 
 def note(admission: Admission, queue: Queue, *taken: Request) -> None:

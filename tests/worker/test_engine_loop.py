@@ -76,7 +76,7 @@ class Bench:
         self.loop = EngineLoop(
             self._engine,
             self.heart,
-            ReportBook(identity, lambda engine: metrics_text(engine, "model", "group", {})),
+            ReportBook(identity, lambda engine: metrics_text(engine, "model", "group", {}), ("router",)),
             GENERATION,
             heartbeat_s=heartbeat_s,
             gateway_silence_s=gateway_silence_s,
@@ -112,7 +112,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 def request(name: str = "r", *, gateway: str = "g", max_tokens: int = 3) -> Request:
-    return Request(name, gateway, "model", (1, 2, 3), (), SamplingParams(max_tokens=max_tokens, seed=0))
+    return Request(name, gateway, "model", (1, 2, 3), b"", SamplingParams(max_tokens=max_tokens, seed=0))
 
 
 # ---- tokens ----
@@ -316,20 +316,21 @@ async def test_reports_tell_what_happened_until_they_arrive(bench: Bench) -> Non
     bench.loop.submit(request())
     await bench.collect("g")
     await bench.loop.ask(lambda engine: None)
-    assert bench.loop.has_news
-    report = bench.loop.take_report(metrics_due=False)
+    assert bench.loop.has_news("router")
+    report = bench.loop.take_report("router")
     (progress,) = report.progress
     assert (progress.request_id, progress.prefilled, progress.finished) == ("r", True, True)
     assert report.metrics
-    bench.loop.report_arrived(report, wants_snapshot=False)
-    assert not bench.loop.has_news
-    bench.loop.report_arrived(report, wants_snapshot=True)
+    bench.loop.report_arrived("router", report, wants_snapshot=False)
+    assert not bench.loop.has_news("router")
+    bench.loop.report_arrived("router", report, wants_snapshot=True)
     await bench.loop.ask(lambda engine: None)
-    (message,) = bench.loop.take_report(metrics_due=True).events
+    (message,) = bench.loop.take_report("router").events
     assert message.is_snapshot
+    bench.loop.render_metrics()
     await bench.loop.ask(lambda engine: None)
     await bench.loop.ask(lambda engine: None)
-    assert bench.loop.take_report(metrics_due=False).metrics
+    assert bench.loop.take_report("router").metrics
 
 
 # ---- the prefix cache ----
@@ -344,4 +345,4 @@ async def test_the_prefix_cache_is_reset_between_two_steps(bench: Bench) -> None
 
 async def test_draining_is_reported(bench: Bench) -> None:
     bench.loop.set_draining()
-    assert bench.loop.take_report(metrics_due=False).draining
+    assert bench.loop.take_report("router").draining

@@ -136,7 +136,7 @@ class Bench:
     def __init__(self, *, heartbeat_s: float = 0.02, **bounds: int) -> None:
         self.engine = ScriptedEngine()
         self.heart = Heart()
-        book = ReportBook(GroupIdentity("model", "group", 1, 4, 512, 8), lambda engine: "")
+        book = ReportBook(GroupIdentity("model", "group", 1, 4, 512, 8), lambda engine: "", ())
         self.loop = EngineLoop(self._engine_of, self.heart, book, 1, heartbeat_s=heartbeat_s, **bounds)
 
     def _engine_of(self, emit: Emit) -> Any:
@@ -163,7 +163,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 def request(name: str = "r", *, gateway: str = "g", num_tokens: int = 3) -> Request:
-    return Request(name, gateway, "model", (1,) * num_tokens, (), SamplingParams(max_tokens=1, seed=0))
+    return Request(name, gateway, "model", (1,) * num_tokens, b"", SamplingParams(max_tokens=1, seed=0))
 
 
 # ---- while a step runs ----

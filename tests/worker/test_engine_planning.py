@@ -245,7 +245,7 @@ def test_planned_ahead_or_not_the_tokens_are_the_same(
             "gateway",
             "model",
             tuple(range(family, family + length)),
-            (),
+            b"",
             SamplingParams(max_tokens=max_tokens, seed=number, stop_token_ids=(3,) if stops else ()),
             branches=tuple(Branch(index) for index in range(num_branches)),
         )

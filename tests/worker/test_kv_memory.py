@@ -8,7 +8,7 @@ from scheduler_bench import BLOCK_SIZE, DRAWN, HASHER, SchedulerBench, tokens_of
 from octavo.worker.kv_memory import KvMemory, Prefix
 from octavo.worker.messages import BlocksCleared, BlocksStored, Request, SamplingParams
 from octavo.worker.plan_builder import PlanBuilder
-from octavo.worker.routing_hash import RoutingHasher
+from octavo.worker.routing_hash import RoutingHasher, pack_hashes
 from octavo.worker.sequence import Sequence, SequenceStatus
 
 # ---- prefixes that are found ----
@@ -133,7 +133,9 @@ def test_events_carry_the_gateways_hashes_and_go_on_with_them() -> None:
     expected = HASHER.hash_blocks(tokens).tolist()
     assert bench.stored_hashes() == expected
     bench.finish(sequence)
-    request = Request("r", "g", "m", tuple(range(100, 109)), (11, 22), SamplingParams(max_tokens=1, seed=0))
+    request = Request(
+        "r", "g", "m", tuple(range(100, 109)), pack_hashes((11, 22)), SamplingParams(max_tokens=1, seed=0)
+    )
     bench.scheduler.add(Sequence.start(request, [0], (), arrival=99, now=0.0))
     bench.step()
     assert bench.stored_hashes() == [11, 22]
@@ -181,7 +183,7 @@ def test_what_runs_through_a_reset_goes_on_and_stores_nothing_more() -> None:
     assert (decoding.num_computed_tokens, in_chunks.num_computed_tokens) == (16, 26)
     assert bench.scheduler.drain_events() == ()
     assert bench.run_alone(range(5)).num_cached_tokens == 0
-    assert bench.scheduler.drain_events() == (BlocksStored(None, (HASHER.hash_blocks(range(4)).item(),)),)
+    assert bench.scheduler.drain_events() == (BlocksStored(None, pack_hashes(HASHER.hash_blocks(range(4)))),)
 
 
 # ---- fork ----
@@ -315,7 +317,7 @@ def test_output_that_branches_have_in_common_is_found_by_others() -> None:
 
 
 def holder(tokens: range, branches: tuple[int, ...] = (0,)) -> Sequence:
-    request = Request("r", "gateway", "model", tuple(tokens), (), SamplingParams(max_tokens=9, seed=0))
+    request = Request("r", "gateway", "model", tuple(tokens), b"", SamplingParams(max_tokens=9, seed=0))
     return Sequence.start(request, list(branches), (), arrival=0, now=0.0)
 
 

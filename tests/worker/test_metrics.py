@@ -32,7 +32,7 @@ def an_engine() -> Engine:
 
 def submit(engine: Engine, name: str, num_tokens: int, max_tokens: int) -> None:
     params = SamplingParams(max_tokens=max_tokens, seed=0)
-    engine.submit(Request(name, "g", "model", tuple(range(num_tokens)), (), params))
+    engine.submit(Request(name, "g", "model", tuple(range(num_tokens)), b"", params))
 
 
 def samples(engine: Engine, num_refused: Mapping[Bound, int] | None = None) -> dict[str, float]:
@@ -138,7 +138,7 @@ def test_branches_of_a_prompt_are_forks_that_copy_the_block_they_write_into() ->
     engine = Engine(scheduler, Model(), clock=lambda: 0.0, emit=lambda gateway, update: None)
     branches = tuple(Branch(index) for index in range(3))
     params = SamplingParams(max_tokens=2, seed=0)
-    engine.submit(Request("r", "g", "model", tuple(range(6)), (), params, branches=branches))
+    engine.submit(Request("r", "g", "model", tuple(range(6)), b"", params, branches=branches))
     while engine.step():
         pass
     values = samples(engine)

@@ -38,7 +38,7 @@ def sequence(
     **fields: Any,
 ) -> Sequence:
     sampling = SamplingParams(max_tokens=max_tokens, seed=0)
-    request = Request(str(arrival), "g", "m", tuple(range(num_prompt_tokens)), (), sampling, **fields)
+    request = Request(str(arrival), "g", "m", tuple(range(num_prompt_tokens)), b"", sampling, **fields)
     return Sequence.start(request, [0], output, arrival=arrival, now=at_s)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from itertools import accumulate, product
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from octavo.worker.block_pool import BlockPool
 from octavo.worker.messages import BlocksCleared, BlocksRemoved, BlocksStored
 from octavo.worker.prefix_cache import CacheNode, ExtraKeys, PrefixCache
+from octavo.worker.routing_hash import pack_hashes, unpack_hashes
 
 
 class Cache:
@@ -52,11 +54,12 @@ class Cache:
         self.pool.release_all(others)
 
     def held_hashes(self) -> set[int]:
-        return {value for event in self.cache.snapshot() for value in event.hashes}
+        return {value for event in self.cache.snapshot() for value in unpack_hashes(event.hashes).tolist()}
 
 
 def hash_of(word: str, extra_keys: ExtraKeys = ()) -> int:
-    return int.from_bytes("/".join((*extra_keys, word)).encode(), "big")
+    name = "/".join((*extra_keys, word)).encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big")
 
 
 def test_what_changes_k_and_v_is_part_of_the_key() -> None:
@@ -159,7 +162,7 @@ def test_what_is_stored_after_a_clear_is_told_after_it() -> None:
     cache.keep("ab")
     cache.cache.clear()
     cache.keep("a")
-    assert cache.cache.drain_events() == (BlocksCleared(), BlocksStored(None, (hash_of("a"),)))
+    assert cache.cache.drain_events() == (BlocksCleared(), BlocksStored(None, pack_hashes([hash_of("a")])))
 
 
 # ---- copies and eviction ----
@@ -176,7 +179,7 @@ def test_content_is_gone_with_its_last_copy_and_not_before() -> None:
     assert cache.cache.drain_events() == ()
     cache.evict(1)
     assert cache.depth("a") == 0
-    assert cache.cache.drain_events() == (BlocksRemoved((hash_of("a"),)),)
+    assert cache.cache.drain_events() == (BlocksRemoved(pack_hashes([hash_of("a")])),)
 
 
 def test_a_prefix_is_evicted_from_its_end() -> None:
@@ -323,11 +326,11 @@ class CacheAgainstModel:
                 self.told.clear()
             elif isinstance(event, BlocksStored):
                 assert event.parent_hash is None or event.parent_hash in self.told
-                assert not self.told & set(event.hashes)
-                self.told |= set(event.hashes)
+                assert not self.told & set(unpack_hashes(event.hashes).tolist())
+                self.told |= set(unpack_hashes(event.hashes).tolist())
             else:
-                assert self.told >= set(event.hashes)
-                self.told -= set(event.hashes)
+                assert self.told >= set(unpack_hashes(event.hashes).tolist())
+                self.told -= set(unpack_hashes(event.hashes).tolist())
         assert self.told == {hash_of(word, salt) for salt, word in self.words.values()} == self.spoken.held_hashes()
 
 
@@ -362,8 +365,8 @@ def test_consecutive_blocks_are_one_event() -> None:
     cache.keep("abc")
     cache.keep("abd")
     assert cache.cache.drain_events() == (
-        BlocksStored(None, (hash_of("a"), hash_of("ab"), hash_of("abc"))),
-        BlocksStored(hash_of("ab"), (hash_of("abd"),)),
+        BlocksStored(None, pack_hashes([hash_of("a"), hash_of("ab"), hash_of("abc")])),
+        BlocksStored(hash_of("ab"), pack_hashes([hash_of("abd")])),
     )
     assert cache.cache.drain_events() == ()
 
@@ -374,10 +377,10 @@ def test_events_keep_their_order() -> None:
     cache.cache.drain_events()
     cache.keep("cd")
     assert cache.cache.drain_events() == (
-        BlocksRemoved((hash_of("ab"),)),
-        BlocksStored(None, (hash_of("c"),)),
-        BlocksRemoved((hash_of("a"),)),
-        BlocksStored(hash_of("c"), (hash_of("cd"),)),
+        BlocksRemoved(pack_hashes([hash_of("ab")])),
+        BlocksStored(None, pack_hashes([hash_of("c")])),
+        BlocksRemoved(pack_hashes([hash_of("a")])),
+        BlocksStored(hash_of("c"), pack_hashes([hash_of("cd")])),
     )
 
 
@@ -400,7 +403,7 @@ def test_a_snapshot_is_the_whole_tree_parents_first() -> None:
     seen: set[int | None] = {None}
     for event in events:
         assert event.parent_hash in seen
-        seen |= set(event.hashes)
+        seen |= set(unpack_hashes(event.hashes).tolist())
 
 
 def test_a_snapshot_says_nothing_of_what_has_gone_and_of_what_is_behind_it_only_itself() -> None:
@@ -412,8 +415,8 @@ def test_a_snapshot_says_nothing_of_what_has_gone_and_of_what_is_behind_it_only_
     cache.evict(1)
     assert cache.depth("abc") == 1
     assert cache.cache.snapshot() == (
-        BlocksStored(None, (hash_of("a"),)),
-        BlocksStored(hash_of("ab"), (hash_of("abc"),)),
+        BlocksStored(None, pack_hashes([hash_of("a")])),
+        BlocksStored(hash_of("ab"), pack_hashes([hash_of("abc")])),
     )
     with pytest.raises(RuntimeError, match="is cached, but not the block before it"):
         cache.cache.check()

