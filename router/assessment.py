@@ -27,6 +27,7 @@ class Assessment:
     knowledge: npt.NDArray[np.int64]
     cached_tokens: npt.NDArray[np.int64]
     """Of the prompt, confirmed or assumed."""
+    utilisation: Floats
     cost: Cost
     total_s: Floats
     ttft_s: Floats
@@ -44,9 +45,10 @@ def assess(
     load, num_tokens, num_sequences = pool.load(), query.num_prompt_tokens, query.num_branches
     cached = cached_tokens(depths[table.slots], load.block_size, num_tokens)
     num_output_tokens = min(float(query.max_tokens), pool.output_tokens.value)
-    uncached = num_tokens - cached * table.confidence
-    demand = Demand(uncached, num_output_tokens, num_sequences, num_tokens, preferred)
-    cost = estimate_cost(load, demand, pool.utilisation(now), now)
+    reused = cached * table.confidence
+    demand = Demand(num_tokens - reused, reused, num_output_tokens, num_sequences, num_tokens, preferred)
+    utilisation = pool.utilisations(now)
+    cost = estimate_cost(load, demand, utilisation, pool.variability, now)
     return Assessment(
         pool.members,
         pool.able(query),
@@ -54,6 +56,7 @@ def assess(
         load.num_sequences.copy(),
         table.knowledge,
         cached,
+        utilisation,
         cost,
         cost.total_s,
         cost.wait_s + cost.prefill_s + load.full_step_s,

@@ -48,7 +48,6 @@ class Chooser:
         row = self._policy.choose(query, seen, np.flatnonzero(among))
         reason = reason_for(seen, row) if self._is_by_cost else Reason.POLICY
         decision = Decision(query.request_id, query.model, reason, now, query.num_prompt_tokens, seen, row)
-        pool.add_work(float(seen.cost.prefill_s[row]), now)
         group = seen.members[row]
         self._sessions.remember(query.model, query.session_id, group.name)
         self._reservations.reserve(pool, group, query, decision.expected_cached_tokens, decision, now)

@@ -18,8 +18,10 @@ from .rates import DecayedRate, DecodeModel
 if TYPE_CHECKING:
     from .decision import Decision
 
-WORK_HORIZON_S = 60.0
+WORK_HORIZON_S = 300.0
 """Time over which groups are compared for the prefill work that they were given."""
+_LEAST_CONSTANT_SHARE = 0.1
+"""Of a prompt token's time at least so much does not depend on what is before it."""
 _STATES = list(KnowledgeState)
 
 
@@ -60,7 +62,7 @@ class Group:
         self.running: set[str] = set()
         """Requests that were placed here and are not known to be over."""
         self.prefill_work = DecayedRate(WORK_HORIZON_S)
-        """Prompt tokens that it was given to compute."""
+        """Seconds of prefill that it was given."""
         # Of the reservations that the reports do not include yet.
         self._num_reserved_sequences = 0
         self._reserved_tokens = 0
@@ -127,7 +129,8 @@ class Group:
             reported_at_s=self.reported_at_s,
             backlog_tokens=report.num_uncomputed_prompt_tokens,
             reserved_tokens=self._reserved_tokens,
-            prefill_tokens_per_s=max(UNMEASURED, report.prefill_tokens_per_s),
+            prefill_token_s=self._prefill_token_s(),
+            prefill_context_s=report.prefill_context_s,
             num_sequences=report.num_running + report.num_waiting + self._num_reserved_sequences,
             max_num_seqs=max(1, report.max_num_seqs),
             full_step_s=decode.step_s(report.max_num_seqs) if decode.is_measured else UNMEASURED,
@@ -138,7 +141,17 @@ class Group:
             slot=knowledge.slot,
             draining=report.draining,
             knowledge=_STATES.index(knowledge.state),
+            work_s=self.prefill_work.sum,
+            worked_at_s=self.prefill_work.at_s,
         )
+
+    def _prefill_token_s(self) -> float:
+        """Of the mean time of a prompt token what is left without the tokens before it."""
+        report = self.report
+        if report.prefill_tokens_per_s <= 0:
+            return UNMEASURED
+        mean_s = 1.0 / report.prefill_tokens_per_s
+        return max(_LEAST_CONSTANT_SHARE * mean_s, mean_s - report.prefill_context_s * report.prefill_context)
 
     def check(self) -> None:
         """Raise AssertionError unless the reserved load is the sum of the reservations not yet received."""

@@ -10,10 +10,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .cost import Load
+from .cost import Floats, Load
 
 UNMEASURED = 0.0
 """Instead of a rate or a time."""
+
+
+class Priors(NamedTuple):
+    """What is taken for granted before any group has measured anything: all look alike, so only ratios count."""
+
+    prefill_token_s: float
+    step_s: float
+    step_slope_s: float
 
 
 class Row(NamedTuple):
@@ -22,7 +30,8 @@ class Row(NamedTuple):
     reported_at_s: float
     backlog_tokens: float
     reserved_tokens: float
-    prefill_tokens_per_s: float
+    prefill_token_s: float
+    prefill_context_s: float
     num_sequences: float
     max_num_seqs: float
     full_step_s: float
@@ -37,16 +46,12 @@ class Row(NamedTuple):
     """1 or 0."""
     knowledge: float
     """Position of its state in ``KnowledgeState``."""
+    work_s: float
+    """Seconds of prefill that it was given, fading with ``WORK_HORIZON_S`` from ``worked_at_s`` on."""
+    worked_at_s: float
 
 
-_RATE, _FULL_STEP, _SLOPE, _CONFIDENCE, _SLOT, _DRAINING, _KNOWLEDGE = (
-    Row._fields.index(name)
-    for name in (
-        *("prefill_tokens_per_s", "full_step_s", "step_slope_s"),
-        *("confidence", "slot", "draining", "knowledge"),
-    )
-)
-_NUM_LOADS = len(Load._fields)
+_COLUMNS = {name: number for number, name in enumerate(Row._fields)}
 
 
 class LoadTable:
@@ -75,7 +80,7 @@ class LoadTable:
 
     def slot(self, number: int) -> int:
         """The slot of one row."""
-        return int(self._values[_SLOT, number])
+        return int(self._values[_COLUMNS["slot"], number])
 
     def remove(self, number: int) -> None:
         """The last row takes the place of the removed one."""
@@ -83,44 +88,72 @@ class LoadTable:
         self.version += 1
         self._values[:, number] = self._values[:, self.num_rows]
 
-    def load(self, first_rate: float, first_step_s: float, slope_share: float) -> Load:
+    def load(self, first: Priors, context: float) -> Load:
         """All rows. Groups that have not measured themselves are taken to be as their peers are in the mean, or, where
-        none has, as the arguments say; the slope of a step is then its share ``slope_share``."""
-        values = self._values[:_NUM_LOADS, : self.num_rows]
-        rates, steps_s = values[_RATE], values[_FULL_STEP]
-        if not rates.all() or not steps_s.all():
-            values = values.copy()
-            step_s = _mean_of_measured(steps_s, first_step_s)
-            values[_SLOPE, steps_s == UNMEASURED] = step_s * slope_share
-            values[_FULL_STEP, steps_s == UNMEASURED] = step_s
-            values[_RATE, rates == UNMEASURED] = _mean_of_measured(rates, first_rate)
-        return Load(*values)
+        none has, as ``first`` says. ``context``: tokens before one of prefill, as is usual."""
+        token_s, full_step_s = self._column("prefill_token_s"), self._column("full_step_s")
+        context_s, slope_s = self._column("prefill_context_s"), self._column("step_slope_s")
+        if not token_s.all():
+            context_s = np.where(token_s == UNMEASURED, _mean_of_measured(context_s, 0.0, token_s), context_s)
+            token_s = _filled(token_s, first.prefill_token_s)
+        if not full_step_s.all():
+            slope_s = np.where(
+                full_step_s == UNMEASURED, _mean_of_measured(slope_s, first.step_slope_s, full_step_s), slope_s
+            )
+            full_step_s = _filled(full_step_s, first.step_s)
+        return Load(
+            reported_at_s=self._column("reported_at_s"),
+            backlog_tokens=self._column("backlog_tokens"),
+            reserved_tokens=self._column("reserved_tokens"),
+            prefill_tokens_per_s=1.0 / (token_s + context_s * context),
+            prefill_token_s=token_s,
+            prefill_context_s=context_s,
+            num_sequences=self._column("num_sequences"),
+            max_num_seqs=self._column("max_num_seqs"),
+            full_step_s=full_step_s,
+            step_slope_s=slope_s,
+            num_free_blocks=self._column("num_free_blocks"),
+            block_size=self._column("block_size"),
+        )
+
+    def work_s(self, horizon_s: float, now: float) -> Floats:
+        """float64 [num_rows]: seconds of prefill that the groups were given lately."""
+        age_s = np.maximum(now - self._column("worked_at_s"), 0.0)
+        return self._column("work_s") * np.exp(age_s / -horizon_s)
 
     @property
     def is_measured(self) -> bool:
         """Whether any group has measured how fast it computes prompts."""
-        return bool(self._values[_RATE, : self.num_rows].any())
+        return bool(self._column("prefill_token_s").any())
 
     @property
-    def confidence(self) -> npt.NDArray[np.float64]:
-        return self._values[_CONFIDENCE, : self.num_rows]
+    def confidence(self) -> Floats:
+        return self._column("confidence")
 
     @property
     def slots(self) -> npt.NDArray[np.int64]:
         """int64 [num_rows]."""
-        return self._values[_SLOT, : self.num_rows].astype(np.int64)
+        return self._column("slot").astype(np.int64)
 
     @property
     def knowledge(self) -> npt.NDArray[np.int64]:
         """int64 [num_rows]: positions in ``KnowledgeState``."""
-        return self._values[_KNOWLEDGE, : self.num_rows].astype(np.int64)
+        return self._column("knowledge").astype(np.int64)
 
     @property
     def takes_requests(self) -> npt.NDArray[np.bool_]:
         """bool [num_rows]: those that are not draining."""
-        return np.equal(self._values[_DRAINING, : self.num_rows], 0.0)
+        return np.equal(self._column("draining"), 0.0)
+
+    def _column(self, name: str) -> Floats:
+        return self._values[_COLUMNS[name], : self.num_rows]
 
 
-def _mean_of_measured(values: npt.NDArray[np.float64], otherwise: float) -> float:
-    num_measured = np.count_nonzero(values)
+def _filled(values: Floats, otherwise: float) -> Floats:
+    return np.where(values == UNMEASURED, _mean_of_measured(values, otherwise, values), values)
+
+
+def _mean_of_measured(values: Floats, otherwise: float, measured: Floats) -> float:
+    """Of ``values`` where ``measured`` is; all others are 0."""
+    num_measured = np.count_nonzero(measured)
     return float(values.sum()) / num_measured if num_measured else otherwise

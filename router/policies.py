@@ -22,7 +22,7 @@ from .assessment import Assessment
 PolicyName = Literal["cost", "round_robin", "least_loaded", "power_of_two", "consistent_hash"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
-NEAR_TIE_SHARE = 0.02
+NEAR_TIE_SHARE = 0.05
 NEAR_TIE_S = 0.001
 """Costs closer than this, or than the share, are not told apart: the estimates are not better than that."""
 LOAD_FACTOR = 1.25
@@ -40,7 +40,8 @@ class Policy(Protocol):
 
 
 class LowestCost:
-    """The lowest cost; of near-ties one with more of the prefix, of those any."""
+    """The lowest cost; of near-ties the one with most of the prefix, of those the one that was given the least work
+    lately, of those any."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -52,6 +53,8 @@ class LowestCost:
         if near.size > 1:
             cached = seen.cached_tokens[near]
             near = near[cached == cached.max()]
+            given = seen.utilisation[near]
+            near = near[given == given.min()]
         return _any_of(near, self._rng)
 
 

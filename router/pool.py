@@ -8,17 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ..worker.messages import GroupReport, RouteQuery
-from .cost import Load
-from .group import Group
-from .load_table import LoadTable
+from .cost import Floats, Load, prefill_s
+from .group import WORK_HORIZON_S, Group
+from .load_table import LoadTable, Priors
 from .rates import DecayedRate, DecodeModel, Mean
 
 UTILISATION_HORIZON_S = 30.0
-FIRST_PREFILL_TOKENS_PER_S = 5_000.0
-FIRST_STEP_S = 0.02
-"""Before any group of the model has measured anything: all groups look alike, so only ratios count."""
+FIRST_PRIORS = Priors(prefill_token_s=1 / 5_000, step_s=0.02, step_slope_s=0.02 * DecodeModel.PRIOR_SHARE)
 PRIOR_OUTPUT_TOKENS = 128.0
 PRIOR_UNCACHED_TOKENS = 128.0
+_WORK_MEMORY = 1_000.0
+"""Requests whose work is remembered, for its mean and its spread."""
+_HARDLY = 1e-9
+"""Weight of a prior that the first observation does away with."""
 REPORT_DELAY_S = 0.1
 """A place that becomes free is known, and filled again, within this time."""
 _MAX_FENCES = 4096
@@ -39,6 +41,10 @@ class Pool:
         """Of a sequence."""
         self.uncached_tokens = Mean(PRIOR_UNCACHED_TOKENS)
         """Of a request's prompt."""
+        self.prefill_context = Mean(0.0)
+        """Tokens before a token of prefill, by requests."""
+        self._mean_work_s = Mean(0.0, prior_weight=_HARDLY, memory=_WORK_MEMORY)
+        self._mean_squared_work = Mean(0.0, prior_weight=_HARDLY, memory=_WORK_MEMORY)
         self._work = DecayedRate(UTILISATION_HORIZON_S)
         self._load: tuple[int, Load] | None = None
         self._room: tuple[int, npt.NDArray[np.bool_]] | None = None
@@ -78,7 +84,7 @@ class Pool:
     def load(self) -> Load:
         """Of all groups, good until one changes."""
         if self._load is None or self._load[0] != self.table.version:
-            load = self.table.load(FIRST_PREFILL_TOKENS_PER_S, FIRST_STEP_S, DecodeModel.PRIOR_SHARE)
+            load = self.table.load(FIRST_PRIORS, self.prefill_context.value)
             self._load = (self.table.version, load)
         return self._load[1]
 
@@ -149,17 +155,31 @@ class Pool:
         work = [group.prefill_work.per_s(newest) for group in self.members]
         return max(work) * len(work) / sum(work) if any(work) else 1.0
 
-    def prefill_s(self, group: Group, num_tokens: float) -> float:
-        """How long the group takes to compute so many prompt tokens."""
-        return num_tokens / float(self.load().prefill_tokens_per_s[group.row])
-
-    def add_work(self, work_s: float, now: float) -> None:
-        """A group was given prefill work that will take it ``work_s``."""
+    def give_work(self, group: Group, num_uncached_tokens: float, num_reused_tokens: float, now: float) -> None:
+        """``group`` is to compute so many tokens of a prompt behind so many others."""
+        work_s = float(prefill_s(self.load(), num_uncached_tokens, num_reused_tokens)[group.row])
         self._work.add(work_s, now)
+        group.prefill_work.add(work_s, now)
+        self._mean_work_s.add(work_s)
+        self._mean_squared_work.add(work_s * work_s)
+        self.uncached_tokens.add(num_uncached_tokens)
+        self.prefill_context.add(num_reused_tokens + num_uncached_tokens / 2)
 
-    def utilisation(self, now: float) -> float:
-        """Prefill work that arrived lately, as a share of the engine time that passed; may exceed 1."""
-        return self._work.per_s(now) / max(1, len(self.groups))
+    @property
+    def variability(self) -> float:
+        """E[S^2] / (2 * E[S]^2) of the prefill work S of a request."""
+        mean = self._mean_work_s.value
+        return self._mean_squared_work.value / (2 * mean * mean) if mean > 0 else 1.0
+
+    def utilisations(self, now: float) -> Floats:
+        """float64 [num_groups]: prefill work that arrived lately, as a share of the time that passed; may exceed 1.
+
+        All groups' work of ``UTILISATION_HORIZON_S``, dealt out as that of ``WORK_HORIZON_S`` was: it follows the load
+        at once, and evens out in the end what each group was given.
+        """
+        given_s = self.table.work_s(WORK_HORIZON_S, now)
+        total_s = float(given_s.sum())
+        return given_s * (self._work.per_s(now) / total_s) if total_s > 0 else np.zeros(len(given_s))
 
     @property
     def latest_utilisation(self) -> float:

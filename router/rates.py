@@ -28,12 +28,13 @@ class DecayedRate:
 
     def __init__(self, horizon_s: float) -> None:
         self._horizon_s = horizon_s
-        self._sum = 0.0
+        self.sum = 0.0
+        """What is left of all amounts at the time of the last one."""
         self.at_s = 0.0
         """Of the last amount."""
 
     def add(self, amount: float, now: float) -> None:
-        self._sum = self._faded(now) + amount
+        self.sum = self._faded(now) + amount
         self.at_s = now
 
     def latest_per_s(self) -> float:
@@ -44,7 +45,7 @@ class DecayedRate:
         return self._faded(now) / self._horizon_s
 
     def _faded(self, now: float) -> float:
-        return self._sum * math.exp(-max(0.0, now - self.at_s) / self._horizon_s)
+        return self.sum * math.exp(-max(0.0, now - self.at_s) / self._horizon_s)
 
 
 class DecodeModel:

@@ -38,8 +38,7 @@ class Reservations:
         hashes = unpack_hashes(query.routing_hashes)
         confirmed_blocks = int(self._index.depths(hashes, 1 << group.slot)[group.slot])
         uncached = max(0, query.num_prompt_tokens - expected)
-        group.prefill_work.add(uncached, now)
-        pool.uncached_tokens.add(uncached)
+        pool.give_work(group, uncached, expected, now)
         reservation = Reservation(
             query,
             now,

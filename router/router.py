@@ -89,7 +89,9 @@ class Router:
         Harmless when repeated. A report of a generation that a later one has voided is ignored.
         """
         self._drop_silent(now)
-        pool = self.pools.setdefault(report.model, Pool(report.model))
+        pool = self.pools.get(report.model)
+        if pool is None:
+            pool = self.pools[report.model] = Pool(report.model)
         if pool.is_void(report):
             self.counters.reports_fenced += 1
             return False
@@ -167,7 +169,6 @@ class Router:
             group = pool.groups.get(reservation.group) if pool else None
             if pool is None or group is None or group.generation != reservation.generation:
                 continue
-            pool.add_work(pool.prefill_s(group, query.num_prompt_tokens - reservation.expected_cached_tokens), now)
             self.sessions.remember(query.model, query.session_id, group.name)
             self.reservations.reserve(pool, group, query, reservation.expected_cached_tokens, None, now)
             self.admission.adopt(query.request_id, query.model, query.tenant, group.generation, now)

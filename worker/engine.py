@@ -299,6 +299,14 @@ class Engine:
     def _sequences(self) -> list[Sequence]:
         return [sequence for live in self._live.values() for sequence in live.sequences]
 
+    @property
+    def num_prefill_tokens_under_way(self) -> int:
+        """Of the step under way, what is not done yet if it goes on at the usual rate."""
+        if self._under_way is None:
+            return 0
+        passed_s = self._clock() - self._under_way.started_s
+        return max(0, self._under_way.step.num_prefill_tokens - int(passed_s * self.speed.prefill_tokens_per_s))
+
     def _account(self, step: ScheduledStep, duration_s: float | None) -> None:
         self.counters.num_steps += 1
         self.counters.num_computed_tokens += step.plan.token_ids.size

@@ -211,7 +211,8 @@ class GroupReport:
     num_running: int
     num_waiting: int
     num_uncomputed_prompt_tokens: int
-    """Prefill work that the group has accepted and not yet done."""
+    """Prefill work that the group has accepted and not yet done, the step under way included, and without what is
+    expected to be cached."""
     prefill_tokens_per_s: float
     """Measured; 0.0 until something was measured."""
     decode_step_s: float
@@ -224,6 +225,10 @@ class GroupReport:
     """The group's metrics in Prometheus text format, or empty when unchanged."""
     oldest_news_age_s: float = 0.0
     """How long the oldest of ``progress`` and ``events`` has waited to be reported, by the leader's clock."""
+    prefill_context: float = 0.0
+    """Mean number of tokens before a token of prefill where ``prefill_tokens_per_s`` was measured."""
+    prefill_context_s: float = 0.0
+    """Time that a token of prefill takes longer for each token before it; 0.0 until measured."""
 
 
 @dataclass(frozen=True, slots=True)

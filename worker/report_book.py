@@ -89,8 +89,10 @@ class ReportBook:
             num_free_blocks=scheduler.num_coming_blocks,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_uncomputed_prompt_tokens=scheduler.num_uncomputed_prompt_tokens,
+            num_uncomputed_prompt_tokens=scheduler.num_uncomputed_prompt_tokens + engine.num_prefill_tokens_under_way,
             prefill_tokens_per_s=engine.speed.prefill_tokens_per_s,
+            prefill_context=engine.speed.prefill_context,
+            prefill_context_s=engine.speed.prefill_context_s,
             decode_step_s=engine.speed.decode_step_s,
         )
 

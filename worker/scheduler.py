@@ -572,8 +572,9 @@ class Scheduler:
 
     @property
     def num_uncomputed_prompt_tokens(self) -> int:
-        """Prefill work accepted and not done: of running sequences, and of waiting ones as if nothing were cached."""
-        return self._num_uncomputed_prompt_tokens
+        """Prefill work accepted and not planned: of running sequences, and of waiting ones what is not expected to be
+        cached, or all once they have been in the batch."""
+        return max(0, self._num_uncomputed_prompt_tokens - self._waiting.num_expected_cached_tokens)
 
     def drain_events(self) -> tuple[CacheEvent, ...]:
         """Changes of what the prefix cache holds since the last call."""

@@ -51,6 +51,16 @@ class SpeedMeter:
         return 1.0 / self._prefill.mean_s if self._prefill else 0.0
 
     @property
+    def prefill_context(self) -> float:
+        """Tokens before a token of prefill, mean of the last steps."""
+        return self._prefill.mean_context
+
+    @property
+    def prefill_context_s(self) -> float:
+        """Time that a token of prefill takes longer for each token before it."""
+        return self._prefill.slope_s
+
+    @property
     def knows_both(self) -> bool:
         """Whether there is an estimate both of the cost of prefill and of the time of decodes."""
         return bool(self._prefill) and (bool(self._decodes) or self._guessed_decode_s is not None)
@@ -144,6 +154,14 @@ class _PrefillCost:
         self._variance = (1.0 - gain) * variance
         trust = (variance / (variance + _TELLING_SPREAD * _TELLING_SPREAD)) ** 2
         return trust * gain * further * over_s / variance if variance else 0.0
+
+    @property
+    def mean_context(self) -> float:
+        return self._mean_context
+
+    @property
+    def slope_s(self) -> float:
+        return self._slope
 
     @property
     def _steepest(self) -> float:

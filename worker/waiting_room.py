@@ -28,6 +28,8 @@ class WaitingRoom:
         """Sequences of requests of which nothing was admitted yet."""
         self.num_queued_tokens = 0
         """Prompt tokens of those requests."""
+        self.num_expected_cached_tokens = 0
+        """Those of them that are expected to be cached."""
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._prefix_wait)
@@ -40,6 +42,7 @@ class WaitingRoom:
         if request.request_id not in self._queued:
             self._queued[request.request_id] = []
             self.num_queued_tokens += len(request.prompt_token_ids)
+            self.num_expected_cached_tokens += _num_expected_cached_tokens(request)
         self._queued[request.request_id].append(sequence)
         self.enter(sequence)
 
@@ -71,6 +74,7 @@ class WaitingRoom:
     def _note_not_queued(self, request: Request) -> None:
         if self._queued.pop(request.request_id, None) is not None:
             self.num_queued_tokens -= len(request.prompt_token_ids)
+            self.num_expected_cached_tokens -= _num_expected_cached_tokens(request)
 
     # ---- who is next ----
 
@@ -158,3 +162,7 @@ class WaitingRoom:
             raise RuntimeError("a sequence is counted as queued that does not wait")
         if sum(queued[0].num_prompt_tokens for queued in self._queued.values()) != self.num_queued_tokens:
             raise RuntimeError("the queued prompt tokens are miscounted")
+
+
+def _num_expected_cached_tokens(request: Request) -> int:
+    return min(request.expected_cached_tokens, len(request.prompt_token_ids))

@@ -16,11 +16,11 @@ Our own, JSON lines; the first names the version, the tokens of a block, and whe
     {"octavo_trace": 1, "block_size": 16, "started_unix_s": 1789000000.5}
     {"arrival_s": 0.25, "num_prompt_tokens": 40, "num_output_tokens": 7, "hashes": [17, 4711]}
 
-``arrival_s`` counts from the start of the recording. A request is written down when it is over, so the lines are in any
-order of arrival. ``hashes`` are the routing hashes of the prompt's full blocks, as whole numbers: num_prompt_tokens //
-block_size of them, or none. Several recordings of one cluster may follow each other in a file, each with its first line,
-those of all gateways, put together by ``cat``; ``started_unix_s``, which one alone can do without, then says when each
-began. Further fields of a line are for later versions of this reader's readers and are passed over.
+``arrival_s`` counts from the start of the recording. A request is written down when it is over, so the lines are in
+any order of arrival. ``hashes`` stand for the prefixes that end with the prompt's full blocks, as whole numbers:
+num_prompt_tokens // block_size of them, or none. Several recordings of one cluster may follow each other in a file,
+each with its first line, put together by ``cat``; ``started_unix_s``, which one alone can do without, then says when
+each began. Further fields of a line are for later versions of this reader's readers and are passed over.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ LOAD = Load(
     backlog_tokens=0.0,
     reserved_tokens=0.0,
     prefill_tokens_per_s=1000.0,
+    prefill_token_s=0.001,
+    prefill_context_s=0.0,
     num_sequences=8,
     max_num_seqs=16,
     full_step_s=0.02,
@@ -31,26 +33,26 @@ LOAD = Load(
 
 
 def test_the_prompt_is_computed_once_and_every_output_slows_the_others() -> None:
-    cost = estimate_cost(LOAD, Demand(500.0, 100.0, 4), 0.0, 0.0)
+    cost = estimate_cost(LOAD, Demand(500.0, 0.0, 100.0, 4), 0.0, 1.0, 0.0)
     assert cost.prefill_s == 0.5
-    assert cost.interference_s == pytest.approx(8 * 0.001 * 4 * 100 + 0.5 * 8 / 16)
+    assert cost.interference_s == pytest.approx((0.5 + 0.001 * 4 * 100) * 8 / 16)
 
 
 def test_every_sequence_needs_a_seat() -> None:
     """8 of 16 seats are taken: with 12 sequences 4 more must come free, one every 0.125 s."""
-    assert estimate_cost(LOAD, Demand(500.0, 100.0, 8), 0.0, 0.0).wait_s == 0.0
-    assert estimate_cost(LOAD, Demand(500.0, 100.0, 12), 0.0, 0.0).wait_s == pytest.approx(4 * 0.125)
+    assert estimate_cost(LOAD, Demand(500.0, 0.0, 100.0, 8), 0.0, 1.0, 0.0).wait_s == 0.0
+    assert estimate_cost(LOAD, Demand(500.0, 0.0, 100.0, 12), 0.0, 1.0, 0.0).wait_s == pytest.approx(4 * 0.125)
 
 
 def test_every_output_needs_blocks() -> None:
     """500 tokens of prompt and 20 times 100 of output, where 1,600 are free."""
-    assert estimate_cost(LOAD, Demand(500.0, 100.0, 20), 0.0, 0.0).pressure_s == pytest.approx(0.9)
+    assert estimate_cost(LOAD, Demand(500.0, 0.0, 100.0, 20), 0.0, 1.0, 0.0).pressure_s == pytest.approx(0.9)
 
 
 @given(st.integers(1, 200), st.integers(0, 50), st.floats(0, 1000), st.floats(0, 1000))
 def test_more_sequences_never_cost_less(num_sequences: int, more: int, uncached: float, output: float) -> None:
-    few = estimate_cost(LOAD, Demand(uncached, output, num_sequences), 0.2, 0.0)
-    many = estimate_cost(LOAD, Demand(uncached, output, num_sequences + more), 0.2, 0.0)
+    few = estimate_cost(LOAD, Demand(uncached, 0.0, output, num_sequences), 0.2, 1.0, 0.0)
+    many = estimate_cost(LOAD, Demand(uncached, 0.0, output, num_sequences + more), 0.2, 1.0, 0.0)
     assert many.total_s >= few.total_s
 
 

@@ -19,7 +19,9 @@ from octavo.router.router import Router
 from octavo.worker.messages import RouteQueries
 
 
-def seen(totals: Sequence[float], *, cached: Sequence[int] = (), present: Sequence[int] = ()) -> Assessment:
+def seen(
+    totals: Sequence[float], *, cached: Sequence[int] = (), present: Sequence[int] = (), given: Sequence[float] = ()
+) -> Assessment:
     """Groups g0, g1, … with these costs, cached tokens and sequences."""
     count = len(totals)
     members = tuple(SimpleNamespace(name=f"g{row}", report=SimpleNamespace(block_size=4)) for row in range(count))
@@ -31,6 +33,7 @@ def seen(totals: Sequence[float], *, cached: Sequence[int] = (), present: Sequen
         np.array(present or [0] * count, float),
         np.zeros(count, np.int64),
         np.array(cached or [0] * count),
+        np.array(given or [0.0] * count),
         Cost(total_s, *[np.zeros(count)] * 5),
         total_s,
         total_s,
@@ -48,6 +51,10 @@ def test_the_lowest_cost_wins(asker: Any) -> None:
 
 def test_a_near_tie_goes_to_the_longer_prefix(asker: Any) -> None:
     assert choose("cost", seen([1.01, 1.0], cached=[64, 0]), asker.query([1])) == 0
+
+
+def test_of_equals_the_one_that_was_given_the_least_work_wins(asker: Any) -> None:
+    assert choose("cost", seen([1.0] * 3, cached=[64] * 3, given=[0.3, 0.1, 0.2]), asker.query([1])) == 1
 
 
 @pytest.mark.parametrize("name", ["cost", "least_loaded"])
