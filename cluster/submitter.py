@@ -51,11 +51,11 @@ class Submitter:
         while True:
             asked = loop.time()
             try:
-                decision = await self._decide(_aged(request, asked - start), wishes, avoid)
+                decision = await self._decide(_aged(request, queued_s), wishes, avoid)
                 if decision.queued:
                     queued_s += loop.time() - asked
                 if (client := await self._client(decision)) is not None:
-                    placed = _aged(request, loop.time() - start)
+                    placed = _aged(request, queued_s)
                     placed = replace(placed, expected_cached_tokens=decision.expected_cached_tokens)
                     return self._placed(Placement(decision, client, await client.submit(placed), queued_s))
             except GroupFull as refusal:
@@ -136,7 +136,7 @@ class Submitter:
 
 
 def _aged(request: Request, seconds: float) -> Request:
-    """``request`` with what is left of its limits after ``seconds``."""
+    """``request`` with what is left of its limits after ``seconds`` in the router's queue."""
     if seconds <= 0.0 or (request.timeout_s is None and request.queue_timeout_s is None):
         return request
     left = {

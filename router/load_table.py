@@ -78,6 +78,10 @@ class LoadTable:
     def holds(self, number: int, row: Row) -> bool:
         return bool(np.array_equal(self._values[:, number], np.array(row, float)))
 
+    def is_draining(self, number: int) -> bool:
+        """One row."""
+        return bool(self._values[_COLUMNS["draining"], number])
+
     def slot(self, number: int) -> int:
         """The slot of one row."""
         return int(self._values[_COLUMNS["slot"], number])

@@ -37,6 +37,7 @@ class Pool:
         """By their rows in the table. A new tuple whenever a group comes or goes."""
         self.slots = 0
         """Mask of the slots that they have in the prefix index."""
+        self._has_changed = False
         self.output_tokens = Mean(PRIOR_OUTPUT_TOKENS)
         """Of a sequence."""
         self.uncached_tokens = Mean(PRIOR_UNCACHED_TOKENS)
@@ -67,10 +68,12 @@ class Pool:
             group.row = self.table.add(group.load_row())
             self.slots |= 1 << group.slot
             self.members = (*self.members, group)
+            self._has_changed = True
         return group
 
     def note_load(self, group: Group) -> None:
         """Something has changed about the group that decisions depend on."""
+        self._has_changed |= self.table.is_draining(group.row) != group.report.draining
         before = self.table.slot(group.row)
         if before != group.slot:
             self.slots ^= 1 << before | 1 << group.slot
@@ -80,6 +83,11 @@ class Pool:
     def is_measured(self) -> bool:
         """Whether any group has measured how fast it computes prompts."""
         return self.table.is_measured
+
+    def take_changes(self) -> bool:
+        """Whether groups have come, gone, or begun or ceased to drain since the last call."""
+        has_changed, self._has_changed = self._has_changed, False
+        return has_changed
 
     def load(self) -> Load:
         """Of all groups, good until one changes."""
@@ -123,7 +131,7 @@ class Pool:
         if query.excluded_groups:
             able &= ~self.rows_of(query.excluded_groups)
         if query.excluded_generations:
-            able &= [group.generation not in query.excluded_generations for group in self.members]
+            able &= np.array([group.generation not in query.excluded_generations for group in self.members], np.bool_)
         return able
 
     def rows_of(self, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
@@ -147,6 +155,7 @@ class Pool:
             last.row = group.row
             members[group.row] = last
         self.members = tuple(members)
+        self._has_changed = True
 
     @property
     def imbalance(self) -> float:

@@ -138,6 +138,7 @@ class Router:
             for refusal in self.admission.expire(now):
                 self._end_wait(_refused(self._queued[refusal.request_id].query, refusal, now))
             for pool in self.pools.values():
+                self._end_hopeless(pool, now)
                 self._place_waiting(pool, now)
         turns, self._turns = self._turns, {}
         return {gateway_id: tuple(decisions) for gateway_id, decisions in turns.items()}
@@ -216,12 +217,11 @@ class Router:
 
     def _decide(self, query: RouteQuery, now: float) -> Decision:
         pool = self.pools.get(query.model)
-        if pool is None or not pool.groups:
-            return _nowhere(query, Reason.UNKNOWN_MODEL if pool is None else Reason.NO_GROUP, now)
+        if pool is None:
+            return _nowhere(query, None, now)
         able = pool.able(query)
         if not able.any():
-            is_pinned = bool(query.allowed_groups) and not pool.rows_of(query.allowed_groups).any()
-            return _nowhere(query, Reason.NOT_ALLOWED if is_pinned else Reason.NO_GROUP, now)
+            return _nowhere(query, pool, now)
         verdict = self.admission.arrive(self._as_tenant(query), now, self._can_place(pool))
         if isinstance(verdict, Refusal):
             return _refused(query, verdict, now)
@@ -266,6 +266,15 @@ class Router:
         while (query := self.admission.take_next(pool.model, self._can_place(pool), now)) is not None:
             among = pool.able(query) & pool.has_room()
             self._end_wait(self._choose(pool, query, among, now))
+
+    def _end_hopeless(self, pool: Pool, now: float) -> None:
+        """End the waits for groups that are gone or draining; looked for when groups have come, gone or drained."""
+        if not pool.take_changes():
+            return
+        for request_id, queued in list(self._queued.items()):
+            if queued.query.model == pool.model and not pool.able(queued.query).any():
+                self.admission.cancel(request_id, now)
+                self._end_wait(_nowhere(queued.query, pool, now))
 
     def _end_wait(self, decision: Decision) -> None:
         queued = self._queued.pop(decision.request_id)
@@ -317,8 +326,13 @@ class Router:
         pool.remove(group)
 
 
-def _nowhere(query: RouteQuery, reason: Reason, now: float) -> Decision:
-    """Nothing was there to choose from."""
+def _nowhere(query: RouteQuery, pool: Pool | None, now: float) -> Decision:
+    """Nothing is there to choose from."""
+    reason = Reason.NO_GROUP
+    if pool is None:
+        reason = Reason.UNKNOWN_MODEL
+    elif query.allowed_groups and not pool.rows_of(query.allowed_groups).any():
+        reason = Reason.NOT_ALLOWED
     retry_after_s = None if reason is Reason.UNKNOWN_MODEL else 1.0
     detail = _NOWHERE[reason].format(model=query.model, groups=", ".join(query.allowed_groups))
     return _without_group(query, reason, now, detail=detail, retry_after_s=retry_after_s)

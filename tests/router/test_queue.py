@@ -192,3 +192,13 @@ def test_a_group_that_dies_frees_what_its_requests_counted_for(full: Full, new_l
     full.report(2.0)
     assert [each.request_id for each in full.turns(2.0)["g"]] == [each.request_id for each in queued]
     assert full.router.admission.num_running == FULL + 3
+
+
+def test_who_waits_for_groups_that_are_gone_is_told(full: Full) -> None:
+    pinned, other = full.ask(1.0, allowed_groups=("a",)), full.ask(1.0)
+    full.leaders["a"].draining = True
+    full.report(2.0)
+    assert [(each.request_id, each.reason) for each in full.turns(2.0)["g"]] == [(pinned.request_id, "no_group")]
+    ((_, (decision,)),) = full.turns(30.0).items()  # neither has reported for long
+    assert (decision.request_id, decision.reason) == (other.request_id, "no_group")
+    assert full.router.num_queued == 0
