@@ -99,7 +99,7 @@ class ClusterService:
         )
 
     def _hashes(self, request: GenerationRequest) -> bytes:
-        """None for a request that is to find no block and leave none: the router then expects neither."""
+        """Empty for a request that is to find no block and leave none: the router then expects neither."""
         if not request.use_prefix_cache:
             return b""
         return pack_hashes(self.hasher.hash_blocks(request.prompt_token_ids, request.cache_salt))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ray.exceptions import RayError
@@ -41,8 +41,8 @@ class RouterLine:
         self._find = find
         self._on_away = on_away
         self._actor: Any = None
-        self._undo: dict[str, None] = {}
-        self._undo_until_s = 0.0
+        self._undo: dict[str, float] = {}
+        """Request → how long it is of use to say so."""
 
     @property
     def is_away(self) -> bool:
@@ -64,14 +64,17 @@ class RouterLine:
             raise RouterAway(f"{method}: router {self.name}: {type(error).__name__}") from error
 
     def undo_later(self, request_ids: Iterable[str]) -> None:
-        """The router may have decided these, and nobody has heard of it."""
-        self._undo.update(dict.fromkeys(request_ids))
-        self._undo_until_s = _now() + UNDO_S
+        """The router may have decided or queued these, and nobody wants them there."""
+        self._undo.update(dict.fromkeys(request_ids, _now() + UNDO_S))
 
-    def take_undo(self) -> tuple[str, ...]:
-        """What is to be cancelled there with the next call."""
+    def take_undo(self) -> dict[str, float]:
+        """What is to be cancelled there with the next call; to be put back when that fails."""
         undo, self._undo = self._undo, {}
-        return tuple(undo) if _now() < self._undo_until_s else ()
+        now = _now()
+        return {request_id: until_s for request_id, until_s in undo.items() if now < until_s}
+
+    def put_back_undo(self, undo: Mapping[str, float]) -> None:
+        self._undo = {**undo, **self._undo}
 
     @property
     def has_undo(self) -> bool:

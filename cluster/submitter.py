@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from ..router.admission import RefusalReason
 from ..router.decision import Reason
+from ..router.verdicts import RefusalReason
 from ..worker.errors import Overloaded, Unavailable
 from ..worker.messages import Request, RouteDecision, RouteQuery
 from .api.metrics import GatewayMetrics
@@ -51,11 +51,11 @@ class Submitter:
         while True:
             asked = loop.time()
             try:
-                decision = await self._decide(_aged(request, queued_s), wishes, avoid)
+                decision = await self._decide(_aged(request, asked - start, queued_s), wishes, avoid)
                 if decision.queued:
                     queued_s += loop.time() - asked
                 if (client := await self._client(decision)) is not None:
-                    placed = _aged(request, queued_s)
+                    placed = _aged(request, loop.time() - start, queued_s)
                     placed = replace(placed, expected_cached_tokens=decision.expected_cached_tokens)
                     return self._placed(Placement(decision, client, await client.submit(placed), queued_s))
             except GroupFull as refusal:
@@ -135,16 +135,16 @@ class Submitter:
         return None if decision.group is None else await self._groups.client(decision.generation)
 
 
-def _aged(request: Request, seconds: float) -> Request:
-    """``request`` with what is left of its limits after ``seconds`` in the router's queue."""
-    if seconds <= 0.0 or (request.timeout_s is None and request.queue_timeout_s is None):
+def _aged(request: Request, passed_s: float, queued_s: float) -> Request:
+    """``request`` with what is left of its limits after ``passed_s``, of which it was queued for ``queued_s``."""
+    timeout_s, queue_timeout_s = request.timeout_s, request.queue_timeout_s
+    if timeout_s is None and queue_timeout_s is None:
         return request
-    left = {
-        name: max(0.0, limit - seconds)
-        for name in ("timeout_s", "queue_timeout_s")
-        if (limit := getattr(request, name)) is not None
-    }
-    return replace(request, **left)
+    return replace(
+        request,
+        timeout_s=None if timeout_s is None else max(0.0, timeout_s - passed_s),
+        queue_timeout_s=None if queue_timeout_s is None else max(0.0, queue_timeout_s - queued_s),
+    )
 
 
 def _not_placed(decision: RouteDecision, refusals: list[GroupFull]) -> Overloaded | Unavailable:

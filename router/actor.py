@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..worker.messages import GroupReport, Registry, RouteDecisions, RouteQueries, SharedReservations
+from ..worker.messages import (
+    GroupReport,
+    Registry,
+    RouteDecision,
+    RouteDecisions,
+    RouteQueries,
+    RouteQuery,
+    SharedReservations,
+)
 from ..worker.wire import pack, unpack
 from .config import RouterConfig
 from .peers import Peer
@@ -33,7 +42,12 @@ _POLLS_IN_SILENCE = 3
 _BULKY_BYTES = 1 << 16
 """Of a report: queries are answered before another one of this size is taken in."""
 
+_ERROR = "error"
+"""The reason that is given for a query that the router failed on."""
+
 _SERIES_NAME = re.compile(r"^([A-Za-z_:][\w:]*)(\{?)", re.MULTILINE)
+
+logger = logging.getLogger(__name__)
 
 
 class RouterCore:
@@ -69,7 +83,9 @@ class RouterCore:
     async def route(self, packed: bytes) -> bytes:
         """``RouteQueries`` → ``RouteDecisions``. What is queued is decided later, see ``turns``."""
         queries, now = unpack(packed, RouteQueries), self._clock()
-        decisions = self._router.route(queries, now)
+        with self._shielded("cancel"):
+            self._router.cancel(queries.cancelled, now)
+        decisions = RouteDecisions(tuple([self._decide(queries.gateway_id, query, now) for query in queries.queries]))
         self._note_queued(queries, decisions, now)
         self._pass_on(now)
         return pack(decisions)
@@ -124,7 +140,9 @@ class RouterCore:
 
     async def shared(self, packed: bytes) -> None:
         """``SharedReservations`` of one of them."""
-        self._router.adopt(unpack(packed, SharedReservations), self._clock())
+        shared = unpack(packed, SharedReservations)
+        with self._shielded("adopt"):
+            self._router.adopt(shared, self._clock())
 
     # ---- what the owner calls ----
 
@@ -142,11 +160,31 @@ class RouterCore:
 
     # ---- inside ----
 
+    @contextlib.contextmanager
+    def _shielded(self, what: str) -> Iterator[None]:
+        """One query or report that the router fails on does not disturb the others: to a caller that gets an error for
+        an answer, the router is away."""
+        try:
+            yield
+        except Exception:
+            logger.exception("the router failed: %s", what)
+            self._router.counters.failures[what] += 1
+
+    def _decide(self, gateway_id: str, query: RouteQuery, now: float) -> RouteDecision:
+        with self._shielded("route"):
+            return self._router.route(RouteQueries(gateway_id, (query,)), now).decisions[0]
+        with self._shielded("cancel"):
+            self._router.cancel((query.request_id,), now)
+        detail = "the router failed on the request; its log says more"
+        return RouteDecision(query.request_id, None, 0, 0, _ERROR, retry_after_s=1.0, detail=detail)
+
     def _take_in(self, packed: bytes, leader_handle: Any) -> bool:
         report, now = unpack(packed, GroupReport), self._clock()
         self._leaders[report.generation] = leader_handle
         self._hear(f"group:{report.group}", report.metrics, now)
-        wants_snapshot = self._router.report(report, now)
+        wants_snapshot = False
+        with self._shielded("report"):
+            wants_snapshot = self._router.report(report, now)
         self._pass_on(now)
         return wants_snapshot
 
@@ -157,13 +195,14 @@ class RouterCore:
     def _note_queued(self, queries: RouteQueries, decisions: RouteDecisions, now: float) -> None:
         gateway_id = queries.gateway_id
         self._mail.forget(gateway_id, (*queries.cancelled, *[query.request_id for query in queries.queries]))
-        if queued := [decision.request_id for decision in decisions.decisions if decision.queued]:
-            self._mail.wait_for(gateway_id, queued, now)
+        if any(decision.queued for decision in decisions.decisions):
+            self._mail.expect(gateway_id, now)
 
     def _pass_on(self, now: float) -> None:
         """Tell gateways whose turn it is, and the other routers what was decided."""
-        for gateway_id, decisions in self._router.take_turns(now).items():
-            self._mail.put(gateway_id, decisions, now)
+        with self._shielded("take_turns"):
+            for gateway_id, decisions in self._router.take_turns(now).items():
+                self._mail.put(gateway_id, decisions, now)
         if (shared := self._router.take_shared()) is not None:
             for peer in self._peers:
                 peer.tell(shared)
@@ -179,9 +218,15 @@ class RouterCore:
         while self._is_waited_for:
             await asyncio.sleep(TURNS_PERIOD_S)
             now = self._clock()
-            if gone := self._mail.drop_silent(now, GATEWAY_SILENCE_S):
-                self._router.cancel(gone, now)
+            with self._shielded("cancel"):
+                self._give_up_silent(now)
             self._pass_on(now)
+
+    def _give_up_silent(self, now: float) -> None:
+        """What gateways have queued that do not come for their turns, and what they were never told of."""
+        if silent := self._mail.drop_silent(now, GATEWAY_SILENCE_S):
+            never_told = [request_id for request_ids in silent.values() for request_id in request_ids]
+            self._router.cancel((*self._router.queued_of(silent), *never_told), now)
 
 
 def _labelled(text: str, router: str) -> str:

@@ -104,6 +104,12 @@ class Cost(NamedTuple):
         return wait_s + prefill_s + interference_s + pressure_s + imposed_s + preference_s
 
 
+def wait_s(load: Load, now: float) -> Floats:
+    """Seconds until each of the groups has computed the prompts that are ahead."""
+    rate = load.prefill_tokens_per_s
+    return load.reserved_tokens / rate + np.maximum(load.backlog_tokens / rate - (now - load.reported_at_s), 0.0)
+
+
 def prefill_s(load: Load, num_uncached_tokens: Floats | float, num_reused_tokens: Floats | float) -> Floats:
     """Seconds that each of the groups takes to compute so many tokens behind so many others."""
     return num_uncached_tokens * (
@@ -117,14 +123,13 @@ def estimate_cost(load: Load, demand: Demand, utilisation: Floats | float, varia
     ``utilisation``: rho of each, 0 or more; ``variability``: V.
     """
     uncached, reused, output, added, num_prompt_tokens, is_preferred = demand
-    (reported_at_s, backlog, reserved, rate, _, _, present, seats, full_step_s, slope_s, num_free, block_size) = load
-    wait_s = reserved / rate + np.maximum(backlog / rate - (now - reported_at_s), 0.0)
+    (_, _, _, rate, _, _, present, seats, full_step_s, slope_s, num_free, block_size) = load
     seats_s = (present + added - seats) * output * full_step_s / seats
     work_s = prefill_s(load, uncached, reused)
     missing = np.maximum(uncached + added * output - num_free * block_size, 0.0)
     rho = np.minimum(utilisation, MAX_UTILISATION)
     return Cost(
-        wait_s=np.maximum(wait_s, seats_s),
+        wait_s=np.maximum(wait_s(load, now), seats_s),
         prefill_s=work_s,
         interference_s=(work_s + slope_s * (added * output)) * np.minimum(present / seats, 1.0),
         pressure_s=missing / rate,

@@ -63,8 +63,13 @@ class Counters:
     event_gaps: int = 0
     holes: int = 0
     """Blocks stored behind a parent that the group was not known to hold."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Unexpected errors, by what was being done."""
+    reports_malformed: int = 0
+    """With numbers that no group has; ignored."""
     reports_fenced: int = 0
     """From a generation that a later one has voided."""
     groups_lost: int = 0
     """Dropped because their reports stopped or a new generation came."""
     reservations_expired: int = 0
+    """Their requests were not received, or not computed, in time."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import enum
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..worker.messages import RouteDecision
+from ..worker.messages import RouteDecision, RouteQuery
 from .assessment import Assessment
-from .knowledge import KnowledgeState
+from .knowledge import STATES
+from .pool import Pool
+from .verdicts import Refusal, Wait
 
 NUM_EXPLAINED = 32
 """Candidates of a decision that are explained: the cheapest ones."""
-
-_STATES = list(KnowledgeState)
 
 
 class Reason(enum.Enum):
@@ -49,6 +50,13 @@ class Reason(enum.Enum):
     QUEUE_TIMEOUT = "queue_timeout"
 
 
+_NOWHERE = {
+    Reason.UNKNOWN_MODEL: "no worker group serves the model {model}",
+    Reason.NO_GROUP: "every worker group of the model is draining, has failed on the request, or is left out by it",
+    Reason.NOT_ALLOWED: "none of the worker groups that the request allows is there: {groups}",
+}
+
+
 @dataclass(slots=True, eq=False)
 class Decision:
     """One answered query. The actual values are filled in when the group has reported the prefill."""
@@ -59,9 +67,13 @@ class Decision:
     made_at_s: float
     num_prompt_tokens: int
     seen: Assessment | None = None
-    """None: there was nothing to choose from."""
+    """For ``explain``. None: there was nothing to choose from, or it is too long ago to be explained."""
     row: int | None = None
     """Of the chosen group; None: it went nowhere."""
+    group: str | None = None
+    generation: int = 0
+    expected_cached_tokens: int = 0
+    expected_ttft_s: float = 0.0
     queued_s: float = 0.0
     """How long it had waited in the router."""
     expected_wait_s: float = 0.0
@@ -72,21 +84,48 @@ class Decision:
     actual_ttft_s: float | None = None
     """Counted from the group's receipt of the request."""
 
-    @property
-    def group(self) -> str | None:
-        return None if self.seen is None or self.row is None else self.seen.members[self.row].name
+    @classmethod
+    def of(cls, query: RouteQuery, seen: Assessment, row: int, reason: Reason, now: float) -> Decision:
+        """For one of the groups that were seen."""
+        group = seen.members[row]
+        return cls(
+            query.request_id,
+            query.model,
+            reason,
+            now,
+            query.num_prompt_tokens,
+            seen,
+            row,
+            group.name,
+            group.generation,
+            int(seen.cached_tokens[row]),
+            float(seen.ttft_s[row]),
+        )
 
-    @property
-    def generation(self) -> int:
-        return 0 if self.seen is None or self.row is None else self.seen.members[self.row].generation
+    @classmethod
+    def nowhere(cls, query: RouteQuery, pool: Pool | None, now: float) -> Decision:
+        """Nothing is there to choose from."""
+        reason = Reason.NO_GROUP
+        if pool is None:
+            reason = Reason.UNKNOWN_MODEL
+        elif query.allowed_groups and not pool.rows_of(query.allowed_groups).any():
+            reason = Reason.NOT_ALLOWED
+        retry_after_s = None if reason is Reason.UNKNOWN_MODEL else 1.0
+        detail = _NOWHERE[reason].format(model=query.model, groups=", ".join(query.allowed_groups))
+        return cls._without_group(query, reason, now, detail=detail, retry_after_s=retry_after_s)
 
-    @property
-    def expected_cached_tokens(self) -> int:
-        return 0 if self.seen is None or self.row is None else int(self.seen.cached_tokens[self.row])
+    @classmethod
+    def queued(cls, query: RouteQuery, wait: Wait, now: float) -> Decision:
+        return cls._without_group(query, Reason.QUEUED, now, expected_wait_s=wait.expected_s)
 
-    @property
-    def expected_ttft_s(self) -> float:
-        return 0.0 if self.seen is None or self.row is None else float(self.seen.ttft_s[self.row])
+    @classmethod
+    def refused(cls, query: RouteQuery, refusal: Refusal, now: float) -> Decision:
+        reason = Reason(refusal.reason.value)
+        return cls._without_group(query, reason, now, detail=refusal.detail, retry_after_s=refusal.retry_after_s)
+
+    @classmethod
+    def _without_group(cls, query: RouteQuery, reason: Reason, now: float, **more: Any) -> Decision:
+        return cls(query.request_id, query.model, reason, now, query.num_prompt_tokens, **more)
 
     def answer(self) -> RouteDecision:
         """What the gateway is told."""
@@ -133,13 +172,30 @@ class Decision:
         return [_explain(self.seen, row) for row in rows]
 
 
+class DecisionLog:
+    """The last ``num_kept`` decisions."""
+
+    def __init__(self, num_kept: int) -> None:
+        self._kept: deque[Decision] = deque(maxlen=num_kept)
+
+    def add(self, decision: Decision) -> None:
+        if len(self._kept) == self._kept.maxlen:
+            self._kept[0].seen = None  # a reservation may hold the decision for long
+        self._kept.append(decision)
+
+    def explain(self, limit: int) -> list[dict[str, Any]]:
+        """The newest ones, newest first."""
+        newest = list(self._kept)[::-1]
+        return [decision.explain() for decision in newest[: max(0, limit)]]
+
+
 def _explain(seen: Assessment, row: int) -> dict[str, Any]:
     group = seen.members[row]
     parts = {name: float(values[row]) for name, values in seen.cost._asdict().items()}
     return {
         "group": group.name,
         "generation": group.generation,
-        "knowledge": _STATES[int(seen.knowledge[row])].value,
+        "knowledge": STATES[int(seen.knowledge[row])].value,
         "has_room": bool(seen.has_room[row]),
         "num_sequences": int(seen.num_sequences[row]),
         "cached_tokens": int(seen.cached_tokens[row]),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..worker.messages import GroupReport, RouteQuery
-from .knowledge import GroupKnowledge, KnowledgeState
+from .knowledge import STATES, GroupKnowledge
 from .load_table import UNMEASURED, Row
 from .rates import DecayedRate, DecodeModel
 
@@ -22,7 +22,6 @@ WORK_HORIZON_S = 300.0
 """Time over which groups are compared for the prefill work that they were given."""
 _LEAST_CONSTANT_SHARE = 0.1
 """Of a prompt token's time at least so much does not depend on what is before it."""
-_STATES = list(KnowledgeState)
 
 
 @dataclass(slots=True)
@@ -59,8 +58,6 @@ class Group:
         self.reservations: dict[str, Reservation] = {}
         self.decoding: dict[str, int] = {}
         """Requests of several sequences that are prefilled and not finished → how many."""
-        self.running: set[str] = set()
-        """Requests that were placed here and are not known to be over."""
         self.prefill_work = DecayedRate(WORK_HORIZON_S)
         """Seconds of prefill that it was given."""
         # Of the reservations that the reports do not include yet.
@@ -140,7 +137,7 @@ class Group:
             confidence=knowledge.confidence,
             slot=knowledge.slot,
             draining=report.draining,
-            knowledge=_STATES.index(knowledge.state),
+            knowledge=STATES.index(knowledge.state),
             work_s=self.prefill_work.sum,
             worked_at_s=self.prefill_work.at_s,
         )

@@ -124,7 +124,7 @@ class PrefixIndex:
         return depths
 
     def match(self, hashes: HashArray, among: int | None = None, predictions: Predictions | None = None) -> Staircase:
-        """The same as a staircase."""
+        """``depths`` as a staircase, for people, tests and benchmarks: decisions take the array as it is."""
         depths = self.depths(hashes, among, predictions)
         slots = np.flatnonzero(depths)
         steps: dict[int, int] = {}

@@ -29,6 +29,9 @@ class KnowledgeState(enum.Enum):
     BLIND = "blind"
 
 
+STATES = tuple(KnowledgeState)
+"""By the numbers that stand for them in tables."""
+
 _PRIOR_CONFIDENCE = {KnowledgeState.EXACT: 1.0, KnowledgeState.STALE: 0.5, KnowledgeState.BLIND: 0.5}
 
 

@@ -45,7 +45,7 @@ class Row(NamedTuple):
     draining: float
     """1 or 0."""
     knowledge: float
-    """Position of its state in ``KnowledgeState``."""
+    """Position of its state in ``STATES``."""
     work_s: float
     """Seconds of prefill that it was given, fading with ``WORK_HORIZON_S`` from ``worked_at_s`` on."""
     worked_at_s: float
@@ -141,7 +141,7 @@ class LoadTable:
 
     @property
     def knowledge(self) -> npt.NDArray[np.int64]:
-        """int64 [num_rows]: positions in ``KnowledgeState``."""
+        """int64 [num_rows]: positions in ``STATES``."""
         return self._column("knowledge").astype(np.int64)
 
     @property

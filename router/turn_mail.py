@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -19,10 +18,10 @@ class _Mailbox:
     """Where its numbers begin, at random: a gateway cannot take it for one that was forgotten."""
     last_number: int
     heard_at_s: float
-    pending: deque[RouteDecision] = field(default_factory=deque)
-    """The decisions numbered last_number − len(pending) + 1 … last_number."""
-    queued: dict[str, None] = field(default_factory=dict)
-    """Requests that wait."""
+    given_number: int = 0
+    """Decisions up to this one have been given out; whether they arrived shows when they are acknowledged."""
+    pending: dict[int, RouteDecision] = field(default_factory=dict)
+    """By number, oldest first."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def knows(self, acknowledged: int) -> bool:
@@ -40,26 +39,27 @@ class TurnMail:
 
     @property
     def is_empty(self) -> bool:
-        """No gateway waits or has anything to fetch."""
-        return not any(mailbox.queued or mailbox.pending for mailbox in self._mailboxes.values())
+        """No gateway has anything to fetch."""
+        return not any(mailbox.pending for mailbox in self._mailboxes.values())
 
-    def wait_for(self, gateway_id: str, request_ids: Iterable[str], now: float) -> None:
-        """These requests of the gateway are queued."""
-        self._heard(gateway_id, now).queued.update(dict.fromkeys(request_ids))
+    def expect(self, gateway_id: str, now: float) -> None:
+        """The gateway has queued requests; from now on it must not be silent."""
+        self._heard(gateway_id, now)
 
     def forget(self, gateway_id: str, request_ids: Iterable[str]) -> None:
-        """The gateway does not wait for these any more."""
-        if mailbox := self._mailboxes.get(gateway_id):
-            for request_id in request_ids:
-                mailbox.queued.pop(request_id, None)
+        """The gateway has given these up, or asks anew: what was decided before is void."""
+        mailbox = self._mailboxes.get(gateway_id)
+        if mailbox is not None and mailbox.pending:
+            void = set(request_ids)
+            kept = {number: each for number, each in mailbox.pending.items() if each.request_id not in void}
+            mailbox.pending = kept
 
     def put(self, gateway_id: str, decisions: Iterable[RouteDecision], now: float) -> None:
         """What has become of queued requests."""
         mailbox = self._mailboxes.get(gateway_id) or self._heard(gateway_id, now)
         for decision in decisions:
-            mailbox.queued.pop(decision.request_id, None)
-            mailbox.pending.append(decision)
             mailbox.last_number += 1
+            mailbox.pending[mailbox.last_number] = decision
         mailbox.news.set()
 
     def news(self, gateway_id: str, acknowledged: int, now: float) -> asyncio.Event:
@@ -76,20 +76,15 @@ class TurnMail:
         mailbox = self._heard(gateway_id, now)
         if not mailbox.knows(acknowledged):
             return RouteDecisions((), last_number=0)
-        while mailbox.pending and mailbox.last_number - len(mailbox.pending) < acknowledged:
-            mailbox.pending.popleft()
-        return RouteDecisions(tuple(mailbox.pending), mailbox.last_number)
+        mailbox.pending = {number: each for number, each in mailbox.pending.items() if number > acknowledged}
+        mailbox.given_number = mailbox.last_number
+        return RouteDecisions(tuple(mailbox.pending.values()), mailbox.last_number)
 
-    def drop_silent(self, now: float, silence_s: float) -> tuple[str, ...]:
-        """Forget the gateways that have not been heard of for so long; their requests, waiting or decided and not
-        fetched."""
+    def drop_silent(self, now: float, silence_s: float) -> dict[str, tuple[str, ...]]:
+        """Forget the gateways that have not been heard of for so long. Gateway → its requests that were decided and
+        never given out; those that were may be running."""
         silent = [name for name, mailbox in self._mailboxes.items() if now - mailbox.heard_at_s > silence_s]
-        gone = [self._mailboxes.pop(name) for name in silent]
-        return tuple(
-            request_id
-            for mailbox in gone
-            for request_id in (*mailbox.queued, *[decision.request_id for decision in mailbox.pending])
-        )
+        return {name: _never_given(self._mailboxes.pop(name)) for name in silent}
 
     def _heard(self, gateway_id: str, now: float) -> _Mailbox:
         mailbox = self._mailboxes.get(gateway_id)
@@ -98,3 +93,8 @@ class TurnMail:
             mailbox = self._mailboxes[gateway_id] = _Mailbox(number, number, now)
         mailbox.heard_at_s = now
         return mailbox
+
+
+def _never_given(mailbox: _Mailbox) -> tuple[str, ...]:
+    pending = mailbox.pending.items()
+    return tuple([decision.request_id for number, decision in pending if number > mailbox.given_number])

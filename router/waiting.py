@@ -1,297 +1,38 @@
-"""Whose turn is next among the queries that wait for a place in one model's groups.
+"""Who is next among the queries that wait for a place in one model's groups.
 
-Lower priority values first. Between tenants of equal priority by weighted fair service, within a tenant first come
-first served. A query that no group may take now is passed over, it keeps its place in this order.
+Lower priority values first. Between tenants of equal priority by weighted fair service (``fair_share.py``), within a
+tenant first come first served. A query that no group may take now is passed over, it keeps its place in this order.
 
 **Aging** has the meaning that it has in the groups' schedulers: a unit of priority is worth ``aging_s`` seconds of
 waiting. A query waits at the *level* of its priority. Once it has waited as long as its priority is worse than the best
 level that could be served, it moves to that level: it is then as urgent as those, not more, and fair service decides.
 So a tenant that sends a flood of low priority never gets more than its share, however old the flood is.
-
-**Fair service** is counted for each level, in tokens as in virtual token counters (Sheng et al., "Fairness in Serving
-Large Language Models", OSDI 2024), and divided by the tenant's weight. Next is the tenant whose counter would be the
-lowest after its next query: the finish tag of self-clocked fair queueing (Golestani, "A Self-Clocked Fair Queueing
-Scheme for Broadband Applications", INFOCOM 1994). The tag of the query taken last is the level's virtual time, to
-which whoever begins to wait is lifted. Two tenants that both wait all the time have then been served, per unit of
-weight, equally within the work of one query of each (and of the outputs that are not finished, which are counted when
-they are). In the order of counters alone, as in the paper, endless newcomers could keep out whoever was served once.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import islice
-from typing import Any, Generic, TypeVar
 
 from ..worker.messages import RouteQuery
+from .fair_share import Level, prefill_cost
 from .tenants import Account
-
-PREFILL_WEIGHT = 1
-DECODE_WEIGHT = 2
-"""Service of a token, as in the groups' ``fair`` policy."""
+from .waiting_lines import Kind, Lane, Line, Restriction, Waiting, restriction
 
 MAX_ASKED = 64
-"""Kinds of restrictions that one look for a turn asks about. With more of them waiting, the next look goes on there."""
+"""Kinds of queries that one look asks about. With more of them waiting, the next look goes on there."""
 MAX_PROMOTED = 64
 """Queries of one kind that one look lifts to a better level, the oldest first; the next look goes on."""
 
-_SWEEP_SHARES = 64
 _NS_PER_S = 1_000_000_000
 
-Restriction = tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
 CanPlace = Callable[[RouteQuery], bool]
-Item = TypeVar("Item", bound=Hashable)
+"""Whether a group that a query may go to has a free place."""
 
 
-def restriction(query: RouteQuery) -> Restriction:
-    """What decides which groups may take a query; those with the same one are alike to ``CanPlace``."""
-    return query.allowed_groups, query.excluded_groups, query.excluded_generations
-
-
-class KeyedHeap(Generic[Item]):
-    """Items in the order of ``key(item)``, in O(log n) amortised.
-
-    A key that has grown is noticed when its item comes first; after one has fallen its item must be put again. With
-    ``is_fixed`` a key never changes.
-    """
-
-    __slots__ = ("_entries", "_heap", "_is_fixed", "_key", "_num_puts")
-
-    def __init__(self, key: Callable[[Item], Any], *, is_fixed: bool = False) -> None:
-        self._key = key
-        self._is_fixed = is_fixed
-        self._heap: list[tuple[Any, int, Item]] = []
-        self._entries: dict[Item, tuple[Any, int, Item]] = {}
-        """The entries that are good; the heap also has outdated ones, never more than good ones."""
-        self._num_puts = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, item: Item) -> bool:
-        return item in self._entries
-
-    def __iter__(self) -> Iterator[Item]:
-        """In no particular order."""
-        return iter(self._entries)
-
-    def put(self, item: Item) -> None:
-        key = self._key(item)
-        present = self._entries.get(item)
-        if present is not None and present[0] == key:
-            return
-        self._num_puts += 1  # unique, so that items are never compared
-        entry = self._entries[item] = (key, self._num_puts, item)
-        heapq.heappush(self._heap, entry)
-        self._compact()
-
-    def discard(self, item: Item) -> None:
-        if self._entries.pop(item, None) is not None:
-            self._compact()
-
-    def first(self) -> Item | None:
-        while self._heap:
-            entry = self._heap[0]
-            item = entry[2]
-            if self._entries.get(item) is not entry:
-                heapq.heappop(self._heap)
-            elif self._is_fixed or entry[0] == (key := self._key(item)):
-                return item
-            else:
-                entry = self._entries[item] = (key, entry[1], item)
-                heapq.heapreplace(self._heap, entry)
-        return None
-
-    def _compact(self) -> None:
-        if len(self._heap) > 2 * len(self._entries):
-            self._heap = list(self._entries.values())
-            heapq.heapify(self._heap)
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """A query in the queue."""
-
-    query: RouteQuery
-    account: Account
-    arrived_s: float
-    number: int
-    """Counts arrivals."""
-    expires_s: float | None
-    """When it will have waited for too long."""
-    expected_s: float
-    """How long it was expected to wait when it came."""
-    rank: tuple[int, int] = (0, 0)
-    """Order within a tenant and a level, and age for promotion: arrival + priority * aging in ns, number."""
-    line: Line = field(init=False)
-    cost: float = field(init=False)
-    """Service that is counted when it is taken, per unit of its tenant's weight."""
-
-    def __post_init__(self) -> None:
-        self.cost = prefill_cost(self.query, self.account)
-
-
-def prefill_cost(query: RouteQuery, account: Account) -> float:
-    return PREFILL_WEIGHT * max(1, query.num_prompt_tokens) / account.limits.weight
-
-
-class Share:
-    """A tenant at one level."""
-
-    __slots__ = ("num_waiting", "served")
-
-    def __init__(self, served: float) -> None:
-        self.served = served
-        """Virtual counter: service divided by weight."""
-        self.num_waiting = 0
-
-
-class Level:
-    """The fair shares of one priority; exists while somebody waits there."""
-
-    __slots__ = ("_next_sweep", "num_waiting", "shares", "total_weight", "value", "virtual_time")
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-        self.virtual_time = 0.0
-        self.num_waiting = 0
-        self.total_weight = 0.0
-        """Of the tenants that wait here."""
-        self.shares: dict[str | None, Share] = {}
-        self._next_sweep = _SWEEP_SHARES
-
-    def join(self, account: Account) -> Share:
-        """One more of the tenant waits. Who begins to wait has saved up nothing."""
-        share = self._share(account.tenant)
-        if share.num_waiting == 0:
-            share.served = max(share.served, self.virtual_time)
-            self.total_weight += account.limits.weight
-        share.num_waiting += 1
-        self.num_waiting += 1
-        return share
-
-    def leave(self, share: Share, account: Account) -> None:
-        share.num_waiting -= 1
-        self.num_waiting -= 1
-        if share.num_waiting == 0:
-            self.total_weight -= account.limits.weight
-
-    def take(self, share: Share, cost: float) -> None:
-        """One of those that wait is served. Who was passed over, since nothing could be had, has saved up nothing."""
-        self.virtual_time = share.served = max(share.served + cost, self.virtual_time)
-
-    def take_at_once(self, account: Account, cost: float) -> None:
-        """The tenant is served without having waited."""
-        share = self._share(account.tenant)
-        if share.num_waiting == 0:
-            share.served = max(share.served, self.virtual_time)
-        self.take(share, cost)
-
-    def charge(self, account: Account, cost: float) -> None:
-        """Service that is known later: output."""
-        self._share(account.tenant).served += cost
-
-    def num_ahead(self, account: Account) -> float:
-        """Queries of this level that are served until one more of the tenant has been, itself included.
-
-        At most all that wait; and while the tenant gets its share, its own ones divided by that share.
-        """
-        share, weight = self.shares.get(account.tenant), account.limits.weight
-        num_own = share.num_waiting if share else 0
-        total_weight = self.total_weight + (0.0 if num_own else weight)
-        return min(self.num_waiting + 1, (num_own + 1) * total_weight / weight)
-
-    def _share(self, tenant: str | None) -> Share:
-        share = self.shares.get(tenant)
-        if share is None:
-            if len(self.shares) >= self._next_sweep:
-                self._sweep()
-            share = self.shares[tenant] = Share(self.virtual_time)
-        return share
-
-    def _sweep(self) -> None:
-        """Forget whom ``join`` would lift anyway."""
-        kept = {name: share for name, share in self.shares.items() if share.num_waiting or self._is_ahead(share)}
-        self.shares = kept
-        self._next_sweep = max(_SWEEP_SHARES, 2 * len(kept))
-
-    def _is_ahead(self, share: Share) -> bool:
-        return share.served > self.virtual_time
-
-
-class Line:
-    """The queries of one tenant in a lane, first come first."""
-
-    __slots__ = ("account", "first", "lane", "queries", "share")
-
-    def __init__(self, lane: Lane, account: Account, share: Share, first: Waiting) -> None:
-        self.lane = lane
-        self.account = account
-        self.share = share
-        self.queries: KeyedHeap[Waiting] = KeyedHeap(_rank, is_fixed=True)
-        self.first = first
-
-    def add(self, waiting: Waiting) -> None:
-        self.queries.put(waiting)
-        if waiting.rank < self.first.rank:
-            self.first = waiting
-
-    def remove(self, waiting: Waiting) -> bool:
-        """Whether any are left."""
-        self.queries.discard(waiting)
-        first = self.queries.first()
-        if first is not None:
-            self.first = first
-        return first is not None
-
-    def turn(self) -> tuple[float, tuple[int, int]]:
-        """Finish tag of the first; of equal ones the earlier arrival comes first."""
-        first = self.first
-        return self.share.served + first.cost, first.rank
-
-
-class Lane:
-    """The queries of one kind at one level."""
-
-    __slots__ = ("kind", "level", "lines", "oldest", "turns")
-
-    def __init__(self, kind: Kind, level: Level) -> None:
-        self.kind = kind
-        self.level = level
-        self.lines: dict[str | None, Line] = {}
-        self.turns: KeyedHeap[Line] = KeyedHeap(Line.turn)
-        """Without those whose tenant was found to be at its limit."""
-        self.oldest: KeyedHeap[Line] = KeyedHeap(_first_rank)
-
-    def oldest_waiting(self) -> Waiting:
-        line = self.oldest.first()
-        if line is None:
-            raise RuntimeError("an empty lane has no oldest")
-        return line.first
-
-
-class Kind:
-    """The queries that may go to the same groups."""
-
-    __slots__ = ("active", "due", "lanes", "restriction")
-
-    def __init__(self, restriction: Restriction) -> None:
-        self.restriction = restriction
-        self.lanes: dict[int, Lane] = {}
-        self.active: KeyedHeap[Lane] = KeyedHeap(_level, is_fixed=True)
-        """Lanes that may have a turn, best level first."""
-        self.due: KeyedHeap[Lane] = KeyedHeap(_oldest_rank)
-
-    def any_query(self) -> RouteQuery:
-        lane = next(iter(self.lanes.values()))
-        return next(iter(lane.lines.values())).first.query
-
-
-class Turns:
-    """One model's queue. ``aging_s`` of 0: in the order of arrival, whatever the priority."""
+class WaitingOrder:
+    """Of one model's queries. ``aging_s`` of 0: the order of arrival, whatever the priority."""
 
     def __init__(self, aging_s: float) -> None:
         self.levels: dict[int, Level] = {}
@@ -302,7 +43,7 @@ class Turns:
         """Whether the last look passed over some for whom no group had a place."""
         self._aging_ns = round(aging_s * _NS_PER_S)
         self._parked: dict[Account, dict[Line, None]] = {}
-        """Lines of tenants at their limit, taken out of their lanes' turns."""
+        """Lines of tenants at their limit, which are not runnable."""
 
     def level_of(self, query: RouteQuery) -> int:
         """At which it begins to wait."""
@@ -324,7 +65,7 @@ class Turns:
         self.num_waiting -= 1
 
     def take_next(self, can_place: CanPlace, now: float) -> tuple[Waiting, Level] | None:
-        """Whose turn it is, taken out, and the level that it was served at; None if nobody's.
+        """Who is next, taken out, and the level that it was served at; None if nobody can go.
 
         ``can_place`` is asked once for each kind of restriction, and must depend on nothing else of the query.
         """
@@ -335,22 +76,28 @@ class Turns:
         if len(self.levels) > 1:
             for kind in kinds:
                 self._promote(kind, best, now)
-        lanes = [kind.lanes[best] for kind in kinds if best in kind.lanes]
-        lines = [line for lane in lanes if (line := self._first_line(lane))]
-        line = lines[0] if len(lines) == 1 else min(lines, key=Line.turn)
+        line = self._next_line(kinds, best)
         waiting, level = line.first, line.lane.level
-        level.take(line.share, waiting.cost)
+        level.serve(line.share, waiting.cost)
         self.remove(waiting)
         return waiting, level
 
-    def has_turn(self, can_place: CanPlace) -> bool:
+    def has_next(self, can_place: CanPlace) -> bool:
         """Whether somebody who waits could go now."""
         return bool(self._placeable(can_place))
+
+    def serve_at_once(self, query: RouteQuery, account: Account) -> Level | None:
+        """The query goes without having waited. Service counts only beside others that wait at its level, which is
+        returned: in quiet times it costs nothing."""
+        level = self.levels.get(self.level_of(query))
+        if level is not None:
+            level.serve_at_once(account, prefill_cost(query, account))
+        return level
 
     def may_run_again(self, account: Account) -> None:
         """The tenant is below its limit."""
         for line in self._parked.pop(account, ()):
-            self._let_turn(line)
+            self._make_runnable(line)
 
     def num_ahead(self, query: RouteQuery, account: Account) -> float:
         """About how many are served until a query like this one that came now has been, itself included."""
@@ -369,8 +116,8 @@ class Turns:
                 _assert(set(lane.oldest) == set(lane.lines.values()), "a lane's oldest")
                 for line in lane.lines.values():
                     is_parked = line in self._parked.get(line.account, {})
-                    _assert(len(line.queries) > 0 and (line in lane.turns) != is_parked, "a line has one place")
-                    _assert(is_parked or lane in kind.active, "a lane with turns is active")
+                    _assert(len(line.queries) > 0 and (line in lane.runnable) != is_parked, "a line has one place")
+                    _assert(is_parked or lane in kind.active, "a lane with runnable lines is active")
                     _assert(line.account.is_full or not is_parked, "parked without reason")
                     found += list(line.queries)
         for level in self.levels.values():
@@ -396,11 +143,17 @@ class Turns:
         return lane
 
     def _first_line(self, lane: Lane) -> Line | None:
-        """Whose turn it is in the lane; lines of tenants at their limit are put aside."""
-        while (line := lane.turns.first()) is not None and line.account.is_full:
-            lane.turns.discard(line)
+        """Who is next in the lane; lines of tenants at their limit are put aside."""
+        while (line := lane.runnable.first()) is not None and line.account.is_full:
+            lane.runnable.discard(line)
             self._park(line)
         return line
+
+    def _next_line(self, kinds: list[Kind], value: int) -> Line:
+        """Of all that may run at level ``value``, where there is somebody."""
+        lanes = [kind.lanes[value] for kind in kinds if value in kind.lanes]
+        lines = [line for lane in lanes if (line := self._first_line(lane))]
+        return lines[0] if len(lines) == 1 else min(lines, key=Line.finish_tag)
 
     def _promote(self, kind: Kind, best: int, now: float) -> None:
         """Lift to level ``best`` who has waited long enough for it."""
@@ -438,7 +191,7 @@ class Turns:
         if line.first is waiting:
             lane.oldest.put(line)
             kind.due.put(lane)
-            self._give_place(line)
+            self._park_or_make_runnable(line)
 
     def _take_out(self, waiting: Waiting, line: Line) -> None:
         lane, account = line.lane, waiting.account
@@ -446,55 +199,47 @@ class Turns:
         was_first = line.first is waiting
         if not line.remove(waiting):
             self._end_line(line)
-        elif was_first and line in lane.turns:
-            lane.turns.put(line)  # the new first may be a smaller one
+        elif was_first and line in lane.runnable:
+            lane.runnable.put(line)  # the new first may be a smaller one
         if lane.level.num_waiting == 0:
             del self.levels[lane.level.value]
 
     def _end_line(self, line: Line) -> None:
-        lane, kind, parked = line.lane, line.lane.kind, self._parked.get(line.account)
+        lane = line.lane
         del lane.lines[line.account.tenant]
-        lane.turns.discard(line)
+        lane.runnable.discard(line)
         lane.oldest.discard(line)
-        if parked is not None:
-            parked.pop(line, None)
-            if not parked:
-                del self._parked[line.account]
+        self._unpark(line)
         if not lane.lines:
-            del kind.lanes[lane.level.value]
-            kind.active.discard(lane)
-            kind.due.discard(lane)
-            if not kind.lanes:
-                del self.kinds[kind.restriction]
+            self._end_lane(lane)
 
-    def _give_place(self, line: Line) -> None:
-        if line.account.is_full and line not in line.lane.turns:
+    def _end_lane(self, lane: Lane) -> None:
+        kind = lane.kind
+        del kind.lanes[lane.level.value]
+        kind.active.discard(lane)
+        kind.due.discard(lane)
+        if not kind.lanes:
+            del self.kinds[kind.restriction]
+
+    def _park_or_make_runnable(self, line: Line) -> None:
+        if line.account.is_full and line not in line.lane.runnable:
             self._park(line)
         else:
-            self._let_turn(line)
+            self._make_runnable(line)
 
-    def _let_turn(self, line: Line) -> None:
-        line.lane.turns.put(line)
+    def _make_runnable(self, line: Line) -> None:
+        line.lane.runnable.put(line)
         line.lane.kind.active.put(line.lane)
 
     def _park(self, line: Line) -> None:
         self._parked.setdefault(line.account, {})[line] = None
 
-
-def _rank(waiting: Waiting) -> tuple[int, int]:
-    return waiting.rank
-
-
-def _first_rank(line: Line) -> tuple[int, int]:
-    return line.first.rank
-
-
-def _oldest_rank(lane: Lane) -> tuple[int, int]:
-    return lane.oldest_waiting().rank
-
-
-def _level(lane: Lane) -> int:
-    return lane.level.value
+    def _unpark(self, line: Line) -> None:
+        parked = self._parked.get(line.account)
+        if parked is not None:
+            parked.pop(line, None)
+            if not parked:
+                del self._parked[line.account]
 
 
 def _assert(holds: bool, what: str) -> None:

@@ -2,7 +2,8 @@
 
 A block is in exactly one of four states::
 
-    free      nobody holds it, nothing findable is in it              stack, last freed first (its memory is warm)
+    free      nobody holds it, nothing findable is in it              stack, last freed first (its memory is warm),
+                                                                      then those never used, by their ids
     cached    nobody holds it, the prefix cache can still find it     queue, least recently used first
     held      reference count ≥ 1: that many block tables name it
     fenced    nobody holds it, but a step under way may touch it:     queue, by the step that must be over
@@ -24,7 +25,9 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._reference_counts = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free: list[int] = []
+        self._num_unused = num_blocks
+        """The last of all ids: blocks that were never handed out, and are free too."""
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._fenced: OrderedDict[int, int] = OrderedDict()
         self._fence: int | None = None
@@ -38,7 +41,7 @@ class BlockPool:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that can be allocated: free or cached."""
-        return len(self._free) + len(self._cached)
+        return self._num_unused + len(self._free) + len(self._cached)
 
     @property
     def num_fenced_blocks(self) -> int:
@@ -47,7 +50,7 @@ class BlockPool:
 
     @property
     def num_held_blocks(self) -> int:
-        return self.num_blocks - len(self._free) - len(self._cached) - len(self._fenced)
+        return self.num_blocks - self.num_free_blocks - len(self._fenced)
 
     @property
     def num_cached_blocks(self) -> int:
@@ -63,7 +66,13 @@ class BlockPool:
 
     def allocate(self) -> int:
         """A block with reference count 1 and no findable content. The caller has checked ``num_free_blocks``."""
-        block = self._free.pop() if self._free else self._evict()
+        if self._free:
+            block = self._free.pop()
+        elif self._num_unused:
+            block = self.num_blocks - self._num_unused
+            self._num_unused -= 1
+        else:
+            block = self._evict()
         self._reference_counts[block] = 1
         return block
 
@@ -130,13 +139,14 @@ class BlockPool:
         if counts != dict(named):
             wrong = {block for block in counts.keys() | named.keys() if counts.get(block, 0) != named.get(block, 0)}
             raise RuntimeError(f"reference counts differ from the tables that name the blocks: {sorted(wrong)[:8]}")
-        states = Counter([*self._free, *self._cached, *self._fenced, *counts])
+        free = [*self._free, *range(self.num_blocks - self._num_unused, self.num_blocks)]
+        states = Counter([*free, *self._cached, *self._fenced, *counts])
         if len(states) != self.num_blocks or any(count != 1 for count in states.values()):
             raise RuntimeError(
-                f"free {len(self._free)} + cached {len(self._cached)} + fenced {len(self._fenced)} "
+                f"free {len(free)} + cached {len(self._cached)} + fenced {len(self._fenced)} "
                 f"+ held {len(counts)} blocks are not the pool's {self.num_blocks}"
             )
-        if any(self._findable[block] for block in self._free) or not all(self._findable[b] for b in self._cached):
+        if any(self._findable[block] for block in free) or not all(self._findable[b] for b in self._cached):
             raise RuntimeError("a block's state contradicts whether its content can be found")
         fences = list(self._fenced.values())
         if fences != sorted(fences) or (fences and (self._fence is None or fences[-1] > self._fence)):

@@ -9,7 +9,7 @@ is not possible while a beam search is under way: what it does next depends on t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -216,19 +216,20 @@ class Engine:
             self._take_in()
         return is_busy
 
-    def skip_decodes(self, times_s: Iterable[float]) -> None:
+    def skip_decodes(self, times_s: list[float]) -> None:
         """Count a call of ``step`` at each of these times, which took in a decode of all running sequences and launched
         another one; what such calls do to the sequences is left to the caller. RuntimeError when nothing is under way.
         """
-        under_way, num_steps, num_sequences = self._under_way, 0, self.scheduler.num_running
+        under_way, num_sequences = self._under_way, self.scheduler.num_running
         if under_way is None:
             raise RuntimeError("an idle engine has no steps to skip")
         for time_s in times_s:
             self.speed.note(0, num_sequences, time_s - under_way.started_s)
             under_way.started_s = time_s
-        self.counters.num_steps += num_steps
-        self.counters.num_computed_tokens += num_steps * num_sequences
-        self.counters.num_generation_tokens += num_steps * num_sequences
+        num_tokens = len(times_s) * num_sequences
+        self.counters.num_steps += len(times_s)
+        self.counters.num_computed_tokens += num_tokens
+        self.counters.num_generation_tokens += num_tokens
 
     @property
     def _plans_ahead(self) -> bool:

@@ -82,6 +82,8 @@ class EngineLoop:
         self._news: dict[str, asyncio.Event] = {}
         self._emitted: list[tuple[str, SequenceUpdate]] = []
         """Updates of the step or call under way; a gateway sees them together or not at all."""
+        self._snapshots_due: set[str] = set()
+        """Routers for which the engine has been asked for one."""
         self._taken: list[Request] = []
         """Requests that the engine took in the call under way."""
         self._stopped = False
@@ -177,7 +179,10 @@ class EngineLoop:
     def report_arrived(self, router: str, report: GroupReport, *, wants_snapshot: bool) -> None:
         with self._lock:
             has_missed = self._book.acknowledged(router, report)
-        if wants_snapshot or has_missed:
+            is_new = (wants_snapshot or has_missed) and router not in self._snapshots_due
+            if is_new:
+                self._snapshots_due.add(router)
+        if is_new:
             self._calls.put(functools.partial(self._add_snapshot, router))
 
     def render_metrics(self) -> None:
@@ -307,6 +312,7 @@ class EngineLoop:
         parts = snapshot_parts(self._engine.scheduler.cache.snapshot())  # takes a while: not behind the lock
         with self._lock:
             self._book.add_snapshot(self._engine, parts, router, time.monotonic())
+            self._snapshots_due.discard(router)
 
     def _emit(self, gateway_id: str, update: SequenceUpdate) -> None:
         self._emitted.append((gateway_id, update))

@@ -320,7 +320,6 @@ class SharedReservations:
 
     KIND: ClassVar[str] = "shared_reservations"
 
-    router_id: str
     reservations: tuple[SharedReservation, ...]
     cancelled: tuple[str, ...] = ()
 

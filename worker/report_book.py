@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from .engine import Engine
 from .messages import GroupReport
@@ -23,6 +24,19 @@ class GroupIdentity:
     max_num_seqs: int
 
 
+class _Load(NamedTuple):
+    """What changes with every step, by the names it has in a GroupReport."""
+
+    num_free_blocks: int
+    num_running: int
+    num_waiting: int
+    num_uncomputed_prompt_tokens: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    prefill_context: float
+    prefill_context_s: float
+
+
 class ReportBook:
     """``metrics_of(engine)`` gives the group's metrics in Prometheus text format; ``routers`` are the names of those
     that are told. Time is in seconds of any steady clock.
@@ -33,7 +47,8 @@ class ReportBook:
         self._metrics_of = metrics_of
         self._log = EventLog(identity.generation)
         self._readers = {router: ReportReader(self._log) for router in routers}
-        self._latest: GroupReport = _empty_report(identity)
+        self._blank = _blank_report(identity)
+        self._load = _Load(identity.num_blocks, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
         self.metrics_due = True
         """Set once in a while: the next ``collect`` renders the metrics anew."""
 
@@ -49,7 +64,7 @@ class ReportBook:
             metrics = self._metrics_of(engine)
             for reader in self._readers.values():
                 reader.metrics = metrics
-        self._latest = self._load(engine)
+        self._load = _load_of(engine)
 
     def add_snapshot(self, engine: Engine, parts: SnapshotParts, router: str, now: float) -> None:
         """What the group holds, which is in ``parts``, and does, for a router that has missed something. In the
@@ -63,7 +78,8 @@ class ReportBook:
         """What the router has not acknowledged, as much of it as one report may carry."""
         reader = self._readers[router]
         return replace(
-            self._latest,
+            self._blank,
+            **self._load._asdict(),
             draining=self.draining,
             progress=reader.progress(),
             events=reader.events(),
@@ -82,22 +98,22 @@ class ReportBook:
         self._log.forget(min(each.position for each in self._readers.values()))
         return reader.is_behind
 
-    def _load(self, engine: Engine) -> GroupReport:
-        scheduler = engine.scheduler
-        return replace(
-            self._latest,
-            num_free_blocks=scheduler.num_coming_blocks,
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_uncomputed_prompt_tokens=scheduler.num_uncomputed_prompt_tokens + engine.num_prefill_tokens_under_way,
-            prefill_tokens_per_s=engine.speed.prefill_tokens_per_s,
-            prefill_context=engine.speed.prefill_context,
-            prefill_context_s=engine.speed.prefill_context_s,
-            decode_step_s=engine.speed.decode_step_s,
-        )
+
+def _load_of(engine: Engine) -> _Load:
+    scheduler, speed = engine.scheduler, engine.speed
+    return _Load(
+        num_free_blocks=scheduler.num_coming_blocks,
+        num_running=scheduler.num_running,
+        num_waiting=scheduler.num_waiting,
+        num_uncomputed_prompt_tokens=scheduler.num_uncomputed_prompt_tokens + engine.num_prefill_tokens_under_way,
+        prefill_tokens_per_s=speed.prefill_tokens_per_s,
+        decode_step_s=speed.decode_step_s,
+        prefill_context=speed.prefill_context,
+        prefill_context_s=speed.prefill_context_s,
+    )
 
 
-def _empty_report(identity: GroupIdentity) -> GroupReport:
+def _blank_report(identity: GroupIdentity) -> GroupReport:
     return GroupReport(
         model=identity.model,
         group=identity.group,

@@ -155,6 +155,7 @@ class SimulatedGroup:
         if num_over:
             over, self._ends_s = self._ends_s[:num_over], self._ends_s[num_over:]
             self.engine.coast(over)
+            self._now = over[-1]  # the engine's clock is read for reports too: when did the step under way begin
             self.num_coasted += num_over
             following_s = self._ends_s[0] if self._ends_s else self.wakes_at_s
             self.busy_s += (following_s or over[-1]) - over[0]

@@ -33,7 +33,7 @@ class Times(NamedTuple):
     p99: float
 
 
-class Histogram:
+class QuantileHistogram:
     """Of times, in buckets 1 % wide; the mean is exact. For what there are millions of."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class Results:
         self._kv_block_size = kv_block_size
         self._on_finished = on_finished
         self._num_moved = 0
-        self._gaps = Histogram()
+        self._gaps = QuantileHistogram()
         self._outcomes = [Outcome() for _ in trace.requests]
 
     def note_routed(self, number: int, group: str) -> None:

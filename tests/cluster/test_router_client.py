@@ -3,72 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from fake_router import FakeRouter
-from ray.exceptions import RayActorError
+from router_actor import RouterActor, until
 
-from octavo.cluster import router_lines
+from octavo.cluster import router_client, router_lines
 from octavo.cluster.router_client import RouterClient
 from octavo.cluster.router_lines import RouterAway
 from octavo.router.actor import RouterCore
-from octavo.worker.messages import RouteDecision, RouteQuery
-
-LONG_S = 60.0
-
-
-class Method:
-    def __init__(self, actor: Actor, name: str) -> None:
-        self._actor = actor
-        self._name = name
-
-    def remote(self, *args: Any) -> asyncio.Future[Any]:
-        return asyncio.ensure_future(self._actor.call(self._name, *args))
+from octavo.worker.messages import RouteDecision, RouteDecisions, RouteQuery
+from octavo.worker.wire import pack
 
 
-class Actor:
-    """A router's actor: the real one around a router that does as it is told, as its handle has it. It can die, also in
-    the middle of a call, and it can hang."""
+class Actor(RouterActor):
+    """Around a router that does as it is told."""
 
     def __init__(self, name: str) -> None:
         self.start_again(name)
-        self.died = asyncio.Event()
-        self.hangs = False
-        self.num_calls = 0
 
     def start_again(self, name: str) -> None:
         self.router = FakeRouter(name)
-        self.core = RouterCore(router=self.router, name=name)  # type: ignore[arg-type]
+        super().__init__(RouterCore(router=self.router, name=name))  # type: ignore[arg-type]
         self.set_num_groups(1)
-        self.died = asyncio.Event()
 
     def set_num_groups(self, number: int) -> None:
         self.router.num_groups = number
         self.core._leaders = dict.fromkeys(range(number))
-
-    def __getattr__(self, name: str) -> Method:
-        return Method(self, name)
-
-    async def call(self, name: str, *args: Any) -> Any:
-        self.num_calls += 1
-        answer = asyncio.ensure_future(self._answer(name, *args))
-        death = asyncio.ensure_future(self.died.wait())
-        await asyncio.wait({answer, death}, return_when=asyncio.FIRST_COMPLETED)
-        if death.done():
-            answer.cancel()
-            raise RayActorError
-        death.cancel()
-        return await answer
-
-    async def _answer(self, name: str, *args: Any) -> Any:
-        if self.died.is_set():
-            raise RayActorError
-        answer = await getattr(self.core, name)(*args)
-        while self.hangs:
-            await asyncio.sleep(0.005)
-        return answer
 
 
 class Bench:
@@ -94,12 +57,6 @@ def gateway_of(router: int) -> str:
     """A gateway's id whose own router is that one of two."""
     ids = (f"gateway {number}" for number in range(100))
     return next(name for name in ids if router_lines.zlib.crc32(name.encode()) % 2 == router)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LONG_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -133,12 +90,14 @@ async def test_a_router_that_hangs_costs_little_and_is_told_later_what_it_decide
 ) -> None:
     monkeypatch.setattr(router_lines, "HURRY_S", 0.02)
     monkeypatch.setattr(router_lines, "AWAY_S", 0.0)
+    await bench.ask("q")
+    bench.client.cancel("q")
     bench.first.hangs = True
     assert (await bench.ask("r")).group == "1"
-    assert [query.request_id for query in bench.first.router.asked] == ["r"]
+    assert [query.request_id for query in bench.first.router.asked] == ["q", "r"]
     bench.first.hangs = False
     await bench.client.registry()
-    assert bench.first.router.cancelled == ["r"]
+    assert bench.first.router.cancelled == ["q", "q", "r"]
     assert bench.second.router.cancelled == []
 
 
@@ -154,6 +113,72 @@ async def test_only_when_no_router_answers_it_is_said_so_and_then_at_once(bench:
     bench.second.start_again("1")
     await bench.client.registry()
     assert (await bench.ask("t")).group == "1"
+
+
+@pytest.mark.parametrize("answer", [b"nonsense", pack(RouteDecisions(()))])
+async def test_a_router_whose_answer_makes_no_sense_is_passed_over(bench: Bench, answer: bytes) -> None:
+    async def route(packed: bytes) -> bytes:
+        return answer
+
+    bench.first.core.route = route  # type: ignore[method-assign]
+    assert (await bench.ask("r")).group == "1"
+
+
+async def test_whatever_goes_wrong_every_question_has_its_end_and_the_next_one_an_answer(bench: Bench) -> None:
+    async def route(packed: bytes) -> bytes:
+        raise KeyError("unexpected")
+
+    working, bench.first.core.route = bench.first.core.route, route  # type: ignore[method-assign]
+    for task in [bench.ask(name) for name in "rs"]:
+        with pytest.raises(RouterAway):
+            await task
+    bench.first.core.route = working  # type: ignore[method-assign]
+    assert (await bench.ask("t")).group == "0"
+
+
+async def test_what_is_given_up_before_it_was_asked_is_not_asked(bench: Bench) -> None:
+    bench.first.hangs = True
+    sent = bench.ask("r")
+    await until(lambda: len(bench.first.router.asked) == 1)
+    unsent = bench.ask("s")
+    await asyncio.sleep(0)
+    unsent.cancel()
+    bench.client.cancel("s")
+    bench.first.hangs = False
+    await sent
+    await bench.ask("t")
+    assert [query.request_id for query in bench.first.router.asked] == ["r", "t"]
+
+
+async def test_what_is_given_up_is_said_to_the_router_that_decided_or_queued_it(bench: Bench) -> None:
+    await bench.ask("r")
+    waiting = await bench.queue("q", bench.first)
+    bench.client._lines.use(bench.client._lines._lines[1])
+    await bench.ask("s")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    for name in ("r", "q", "s", "never asked"):
+        bench.client.cancel(name)
+    await until(lambda: bool(bench.first.router.cancelled and bench.second.router.cancelled))
+    assert (bench.first.router.cancelled, bench.second.router.cancelled) == (["r", "q"], ["s"])
+
+
+async def test_what_is_given_up_while_its_router_is_away_is_said_to_it_later(bench: Bench) -> None:
+    await bench.ask("r")
+    line = bench.client._lines._home
+    line.away_until_s = float("inf")
+    bench.client.cancel("r")
+    await bench.client.registry()
+    assert bench.first.router.cancelled == []
+    bench.first.died.set()
+    line.away_until_s = 0.0
+    await bench.client._undo()
+    bench.first.died.clear()
+    line.away_until_s = 0.0
+    await bench.client.registry()
+    assert bench.first.router.cancelled == ["r"]
+    assert bench.second.router.cancelled == []
 
 
 async def test_the_registry_comes_from_the_router_that_answers(bench: Bench) -> None:
@@ -213,6 +238,22 @@ async def test_queued_queries_are_asked_at_the_other_router_when_theirs_dies(ben
         bench.second.router.let_go(name)
     decisions = [await task for task in tasks]
     assert [(decision.group, decision.queued) for decision in decisions] == [("1", True)] * 2
+
+
+async def test_queued_queries_that_are_moved_are_given_up_where_they_were(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_client, "TURNS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(router_client, "CALL_TIMEOUT_S", 0.04)
+    monkeypatch.setattr(router_lines, "AWAY_S", 0.0)
+    bench.first.loses = lambda method, args: method == "turns"
+    task = await bench.queue("r", bench.first)
+    bench.client._lines.use(bench.client._lines._lines[1])
+    assert (await task).group == "1"
+    await bench.client.registry()
+    assert bench.first.router.cancelled == ["r"]
+    assert bench.first.router.num_queued == 0
+    await until(lambda: not bench.first.core._is_waited_for)
 
 
 async def test_queued_queries_are_not_left_waiting_when_no_router_is_left(bench: Bench) -> None:

@@ -132,3 +132,20 @@ def test_both_routers_are_killed_and_requests_are_served_all_the_same(client: Op
     fallen_back = metric(server, "octavo_gateway_fallback_routes_total")
     assert ask(client, server, SESSIONS[0]).reason != "router_away"
     assert metric(server, "octavo_gateway_fallback_routes_total") == fallen_back
+
+
+def test_the_routers_and_a_leader_die_at_once_and_no_stream_is_lost(client: OpenAI, server: ServeProcess) -> None:
+    """Who streams from the dead group goes on at the other, which the gateway finds without a router."""
+    wait_until_exact(server)
+    with ThreadPoolExecutor(4) as threads:
+        streams = [threads.submit(ask, client, server, session, 80) for session in SESSIONS]
+        wait_until(
+            lambda: metric(server, "octavo_num_requests_running") >= len(SESSIONS), timeout_s=30, what="all running"
+        )
+        for process in (server.workers()[0], *routers(server)):
+            process.kill()
+        for stream in streams:
+            stream.result(120)
+    wait_until_exact(server)  # a group in the place of the dead one too
+    wait_until_idle(server)
+    assert ask(client, server, SESSIONS[0]).reason != "router_away"

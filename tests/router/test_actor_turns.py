@@ -79,17 +79,38 @@ async def test_a_lost_answer_is_repeated_until_it_is_acknowledged() -> None:
 async def test_a_gateway_that_does_not_come_for_its_turns_is_given_up_and_learns_of_it() -> None:
     bench = Bench()
     bench.router.is_full = True
-    await bench.ask("r", "s", "t")
+    await bench.ask("r", "s", "t", "u")
+    await bench.ask("other", gateway="h")
     start = (await bench.turns(0)).last_number
     await bench.ask(cancelled=("t",))
+    bench.router.let_go("u")
+    await bench.ask()
+    assert names(await bench.turns(start)) == ["u"]
     bench.router.let_go("s")
     await bench.ask()
     bench.router.cancelled.clear()
     bench.now = GATEWAY_SILENCE_S + 1.0
+    await bench.turns(0, gateway="h")
     while not bench.router.cancelled:
         await asyncio.sleep(0.01)
-    assert set(bench.router.cancelled) == {"r", "s"}
+    assert set(bench.router.cancelled) == {"r", "s"}  # u may be running, its gateway has been told
     assert await bench.turns(start) == RouteDecisions((), 0)
+
+
+async def test_what_was_decided_is_void_when_its_request_is_given_up_or_asked_anew() -> None:
+    bench = Bench()
+    bench.router.is_full = True
+    await bench.ask("r", "s", "t")
+    start = (await bench.turns(0)).last_number
+    for name in "rst":
+        bench.router.let_go(name)
+    await bench.ask()
+    await bench.ask("r", cancelled=("t",))
+    turns = await bench.turns(start)
+    assert names(turns) == ["s"]
+    bench.router.let_go("r")
+    await bench.ask()
+    assert names(await bench.turns(turns.last_number)) == ["r"]
 
 
 async def test_nothing_runs_on_when_nobody_waits() -> None:
@@ -100,6 +121,34 @@ async def test_nothing_runs_on_when_nobody_waits() -> None:
     assert len(others) == 1
     await bench.ask(cancelled=("r",))
     await asyncio.wait_for(asyncio.gather(*others), LONG_S)
+
+
+# ---- failures ----
+
+
+async def test_a_query_that_the_router_fails_on_is_answered_beside_the_others() -> None:
+    bench = Bench()
+    bench.router.fails_on = "bad"
+    first, bad, last = (await bench.ask("first", "bad", "last")).decisions
+    assert (first.group, bad.group, last.group) == ("a", None, "a")
+    assert (bad.request_id, bad.reason) == ("bad", "error")
+    assert bench.router.cancelled == ["bad"]  # whatever of it was noted before
+    assert bench.router.counters.failures == {"route": 1}
+
+
+async def test_a_report_that_the_router_fails_on_is_answered(new_leader: Any) -> None:
+    bench = Bench()
+    bench.router.fails_on = "bad"
+    wants = [await bench.core.report(pack(new_leader(name).report()), None) for name in ("bad", "good")]
+    assert wants == [False, True]
+    assert bench.router.counters.failures == {"report": 1}
+
+
+async def test_a_queue_that_the_router_fails_on_takes_no_answer_away() -> None:
+    bench = Bench()
+    bench.router.take_turns = lambda now: {}[now]  # type: ignore[method-assign,misc]
+    assert (await bench.ask("r")).decisions[0].group == "a"
+    assert bench.router.counters.failures == {"take_turns": 1}
 
 
 # ---- peers ----
@@ -203,7 +252,7 @@ async def test_a_peer_that_is_away_is_left_alone_for_a_while_and_looked_up_again
 
 
 def shared(request_id: str, *, cancelled: str = "") -> SharedReservations:
-    return SharedReservations("0", (SharedReservation(query(request_id), "a", 1, 0),), tuple(cancelled))
+    return SharedReservations((SharedReservation(query(request_id), "a", 1, 0),), tuple(cancelled))
 
 
 async def test_metrics_of_several_routers_are_told_apart() -> None:

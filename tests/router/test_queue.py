@@ -202,3 +202,44 @@ def test_who_waits_for_groups_that_are_gone_is_told(full: Full) -> None:
     ((_, (decision,)),) = full.turns(30.0).items()  # neither has reported for long
     assert (decision.request_id, decision.reason) == (other.request_id, "no_group")
     assert full.router.num_queued == 0
+
+
+def test_progress_of_what_waits_here_does_not_take_it_out_of_the_queue(full: Full) -> None:
+    """Its first group was slow to say that it had it; the gateway has given that up and asks again."""
+    queued = full.ask(1.0)
+    full.leaders["a"].progress.append(RequestProgress(queued.request_id, False, False))
+    full.report(1.1)
+    assert full.router.num_queued == 1
+    full.ends("b", 2.0)
+    assert [each.request_id for each in full.turns(2.0)["g"]] == [queued.request_id]
+
+
+def test_who_asks_again_while_all_groups_drain_is_answered_once(full: Full) -> None:
+    query = full.asker.query([7] * 6, queue_timeout_s=5.0)
+    ask = RouteQueries("g", (query,))
+    assert full.router.route(ask, 1.0).decisions[0].queued
+    for leader in full.leaders.values():
+        leader.draining = True
+    full.report(1.1)
+    assert full.router.route(ask, 1.2).decisions[0].reason == "no_group"
+    assert full.router.num_queued == 0
+    assert full.turns(9.0) == {}
+
+
+def test_who_asks_again_keeps_its_place(full: Full) -> None:
+    first, second = full.asker.query([7] * 6), full.asker.query([8] * 6)
+    for now, query in ((1.0, first), (1.1, second), (1.2, first)):
+        assert full.router.route(RouteQueries("g", (query,)), now).decisions[0].queued
+    full.ends("a", 2.0)
+    assert [each.request_id for each in full.turns(2.0)["g"]] == [first.request_id]
+
+
+def test_the_wait_here_counts_for_a_deadline(full: Full) -> None:
+    """5 of 6 s are over; where it could go it would wait for 4 more."""
+    queued = full.ask(1.0, queue_timeout_s=6.0)
+    assert queued.queued
+    for leader in full.leaders.values():
+        leader.num_uncomputed = 4_000
+    full.running["a"] = []
+    full.report(6.0)
+    assert [each.reason for each in full.turns(6.0)["g"]] == ["deadline"]

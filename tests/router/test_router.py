@@ -90,7 +90,7 @@ def test_a_session_stays_where_it_was_when_nothing_else_decides(cluster: Any, as
         router.route(RouteQueries("g", (), (query.request_id,)), 100.0 * number)
         for leader in cluster[1].values():
             leader.report_to(router, 100.0 * number + 99.0)
-        assert router.sessions.groups_of("m", session["session_id"]) == (decision.group,)
+        assert router.sessions.groups_of(query) == (decision.group,)
     asked = [decision["group"] for decision in router.explain(8)]
     assert len(set(asked[0::2])) == len(set(asked[1::2])) == 1
 

@@ -129,12 +129,21 @@ def test_a_query_that_waits_here_is_not_touched_by_what_another_router_made_of_i
     query = asker.query(PROMPT)
     (queued,) = two.routers[1].route(RouteQueries("g", (query,)), 0.2).decisions
     assert queued.queued
-    two.routers[0].adopt(SharedReservations("", (SharedReservation(query, "a", 10, 0),)), 0.2)
+    two.routers[0].adopt(SharedReservations((SharedReservation(query, "a", 10, 0),)), 0.2)
     for cancelled in (False, True):
         shared = () if cancelled else (SharedReservation(query, "a", 10, 0),)
-        two.routers[1].adopt(SharedReservations("", shared, (query.request_id,) if cancelled else ()), 0.3)
+        two.routers[1].adopt(SharedReservations(shared, (query.request_id,) if cancelled else ()), 0.3)
         two.routers[1].check()
         assert two.routers[1].num_queued == 1
     two.leaders["b"].num_running = 3
     two.report(two.leaders["b"], 0.4)
     assert [each.request_id for each in two.routers[1].take_turns(0.4)["g"]] == [query.request_id]
+
+
+def test_what_has_ended_here_is_not_reserved_by_a_late_word_of_its_beginning(two: Two, asker: Any) -> None:
+    query = asker.query(PROMPT)
+    group = asker.ask(two.routers[0], query, 0.1).group
+    two.leaders[group].progress.append(RequestProgress(query.request_id, True, True, 0, 5))
+    two.report(two.leaders[group], 0.2)
+    two.tell(0.3)
+    assert two.reserved(group) == [0, 0]

@@ -12,8 +12,10 @@ import pytest
 from octavo.router.counters import Counters, Histogram
 from octavo.router.simulator.metrics import Result
 from octavo.router.simulator.policies import RouterPolicy
+from octavo.router.simulator.prompts import Prompts
 from octavo.router.simulator.simulation import Simulation
 from octavo.router.simulator.traces import Trace
+from octavo.worker.routing_hash import RoutingHasher
 
 
 def fingerprint(simulation: Simulation) -> list[Any]:
@@ -75,6 +77,39 @@ def test_coasting_equals_stepping(
         for line in coasting.lines.values():
             line.group.engine.check()
     assert num_coasted > 20, "nothing was skipped, so nothing was shown"
+
+
+@pytest.mark.parametrize("target_itl_s", [None, 0.02])
+def test_a_group_reports_the_same_at_any_time(
+    make_trace: Callable[..., Trace], new_simulation: Callable[..., Simulation], target_itl_s: float | None
+) -> None:
+    trace = make_trace(random.Random(2), 40)
+    prompts = Prompts(RoutingHasher(bytes(16), 4), trace.block_size)
+    simulations = [new_simulation(trace, coasts=coasts, target_itl_s=target_itl_s) for coasts in (False, True)]
+    groups = stepping, coasting = [simulation.lines["group-0"].group for simulation in simulations]
+    num_prefilling = 0
+    for number, now in arrivals_and_reports(trace, random.Random(3)):
+        for group in groups:
+            while group.wakes_at_s is not None and group.wakes_at_s <= now:
+                group.wake()
+            if number is not None:
+                group.submit(prompts.request(number, trace.requests[number]), now)
+        if number is None:
+            stepped, coasted = [group.take_report(now) for group in groups]
+            assert coasted == stepped, f"at {now} s"
+            assert coasting.engine.counters == stepping.engine.counters, f"at {now} s"
+            num_prefilling += coasting.engine.num_prefill_tokens_under_way > 0
+            for group in groups:
+                group.report_arrived(stepped, wants_snapshot=False, now=now)
+    assert coasting.num_coasted > 20, "nothing was skipped, so nothing was shown"
+    assert num_prefilling > 5, "no prompt was under way when the groups reported"
+
+
+def arrivals_and_reports(trace: Trace, rng: random.Random) -> list[tuple[int | None, float]]:
+    """(Number of the request that arrives, or None for a report; time in seconds), by time."""
+    arrivals: list[tuple[int | None, float]] = [(number, r.arrival_s) for number, r in enumerate(trace.requests)]
+    reports = [(None, rng.uniform(0.0, trace.requests[-1].arrival_s + 2.0)) for _ in range(300)]
+    return sorted([*arrivals, *reports], key=lambda each: each[1])
 
 
 def test_the_tests_meet_scarcity(make_trace: Callable[..., Trace], new_simulation: Callable[..., Simulation]) -> None:

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from octavo.router.simulator.metrics import Histogram, Results
+from octavo.router.simulator.metrics import QuantileHistogram, Results
 from octavo.router.simulator.traces import Trace, TraceRequest
 from octavo.worker.messages import FinishReason, SequenceUpdate
 
@@ -16,7 +16,7 @@ from octavo.worker.messages import FinishReason, SequenceUpdate
 def test_a_histogram_is_exact_to_a_percent() -> None:
     rng = random.Random(0)
     values = [rng.lognormvariate(-4.0, 1.0) for _ in range(2000)]
-    histogram = Histogram()
+    histogram = QuantileHistogram()
     for value in values:
         histogram.add(value)
     times = histogram.times()
@@ -25,7 +25,7 @@ def test_a_histogram_is_exact_to_a_percent() -> None:
 
 
 def test_a_histogram_counts_many_at_once() -> None:
-    histogram = Histogram()
+    histogram = QuantileHistogram()
     histogram.add(0.001, 98)
     histogram.add(1.0, 2)
     assert histogram.times().p90 == pytest.approx(0.001, rel=0.01)
@@ -33,7 +33,7 @@ def test_a_histogram_counts_many_at_once() -> None:
 
 
 def test_a_histogram_of_nothing() -> None:
-    assert all(math.isnan(value) for value in Histogram().times())
+    assert all(math.isnan(value) for value in QuantileHistogram().times())
 
 
 def update(number: int, *, finished: bool = False, cached: int = 0) -> SequenceUpdate:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
+from octavo.router.counters import Counters
 from octavo.worker.messages import (
     GroupEntry,
     GroupReport,
@@ -23,6 +25,9 @@ class FakeRouter:
     def __init__(self, group: str = "a") -> None:
         self.group = group
         self.is_full = False
+        self.counters = Counters()
+        self.fails_on = ""
+        """A request's id, or a group's."""
         self.asked: list[RouteQuery] = []
         self.cancelled: list[str] = []
         self.adopted: list[SharedReservations] = []
@@ -42,10 +47,15 @@ class FakeRouter:
         return RouteDecisions(tuple(self._answer(queries.gateway_id, query) for query in queries.queries))
 
     def _answer(self, gateway_id: str, query: RouteQuery) -> RouteDecision:
+        self._fail_on(query.request_id)
         if self.is_full:
             self._queue[query.request_id] = (gateway_id, query)
             return RouteDecision(query.request_id, None, 0, 0, "queued", queued=True)
         return self._decide(query)
+
+    def _fail_on(self, name: str) -> None:
+        if name == self.fails_on:
+            raise ZeroDivisionError
 
     def _decide(self, query: RouteQuery) -> RouteDecision:
         self._decided.append(SharedReservation(query, self.group, 1, 0))
@@ -55,6 +65,9 @@ class FakeRouter:
         """It is the request's turn."""
         gateway_id, query = self._queue.pop(request_id)
         self._turns.setdefault(gateway_id, []).append(self._decide(query))
+
+    def queued_of(self, gateway_ids: Container[str]) -> tuple[str, ...]:
+        return tuple([name for name, (gateway_id, _) in self._queue.items() if gateway_id in gateway_ids])
 
     def take_turns(self, now: float) -> dict[str, tuple[RouteDecision, ...]]:
         turns, self._turns = self._turns, {}
@@ -67,14 +80,15 @@ class FakeRouter:
 
     def take_shared(self) -> SharedReservations | None:
         decided, self._decided = self._decided, []
-        return SharedReservations(self.group, tuple(decided)) if decided else None
+        return SharedReservations(tuple(decided)) if decided else None
 
     def adopt(self, shared: SharedReservations, now: float) -> None:
         self.adopted.append(shared)
 
     def report(self, report: GroupReport, now: float) -> bool:
         self.num_reports += 1
-        return False
+        self._fail_on(report.group)
+        return True
 
     def registry(self, now: float) -> Registry:
         return Registry(tuple(GroupEntry("m", f"g{n}", n, n, False) for n in range(self.num_groups)))

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -331,6 +332,29 @@ async def test_reports_tell_what_happened_until_they_arrive(bench: Bench) -> Non
     await bench.loop.ask(lambda engine: None)
     await bench.loop.ask(lambda engine: None)
     assert bench.loop.take_report("router").metrics
+
+
+async def test_the_cache_is_walked_once_for_a_router_that_asks_for_a_snapshot_in_every_answer(bench: Bench) -> None:
+    num_walks = 0
+
+    def walk(engine: Engine) -> None:
+        cache, snapshot = engine.scheduler.cache, engine.scheduler.cache.snapshot
+
+        def counted() -> Any:
+            nonlocal num_walks
+            num_walks += 1
+            return snapshot()
+
+        cache.snapshot = counted  # type: ignore[method-assign]
+        for _ in range(5):
+            bench.loop.report_arrived("router", bench.loop.take_report("router"), wants_snapshot=True)
+
+    await bench.loop.ask(walk)
+    await bench.loop.ask(lambda engine: None)
+    assert num_walks == 1
+    bench.loop.report_arrived("router", bench.loop.take_report("router"), wants_snapshot=True)
+    await bench.loop.ask(lambda engine: None)
+    assert num_walks == 2
 
 
 # ---- the prefix cache ----
