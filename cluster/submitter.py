@@ -25,6 +25,8 @@ GROUPS_FULL = "groups_full"
 
 ADMISSION_REFUSALS = frozenset(reason.value for reason in RefusalReason)
 NOT_ALLOWED = Reason.NOT_ALLOWED.value
+ERROR = "error"
+"""The router's word for a query that it failed on."""
 
 
 class Submitter:
@@ -86,7 +88,7 @@ class Submitter:
 
         A group of such a name that is only draining, starting again or out of reach stays in the registry for a while.
         """
-        if refusals or decision.reason in ADMISSION_REFUSALS:
+        if refusals or decision.reason in ADMISSION_REFUSALS or decision.reason == ERROR:
             return True
         if decision.reason != NOT_ALLOWED:
             return False

@@ -43,7 +43,8 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_UTILISATION = 0.9
-"""Beyond this, the mean delay of an endless queue says nothing about the next minutes."""
+"""Beyond this, the mean delay of an endless queue says nothing about the next minutes. When the busiest group is, all
+are taken to be less busy in the same proportion, so that they stay told apart."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -127,7 +128,7 @@ def estimate_cost(load: Load, demand: Demand, utilisation: Floats | float, varia
     seats_s = (present + added - seats) * output * full_step_s / seats
     work_s = prefill_s(load, uncached, reused)
     missing = np.maximum(uncached + added * output - num_free * block_size, 0.0)
-    rho = np.minimum(utilisation, MAX_UTILISATION)
+    rho = utilisation * min(1.0, MAX_UTILISATION / max(float(np.max(utilisation)), MAX_UTILISATION))
     return Cost(
         wait_s=np.maximum(wait_s(load, now), seats_s),
         prefill_s=work_s,

@@ -6,7 +6,7 @@ The index holds ``router_content.Content``; prompts have 8,192 tokens, 512 block
 router, one all leaders, which report once a second each. So that load does not pile up, requests that are decided are
 given up again, 32 with one call that nobody waits for.
 
-    alone            one decision at a time, so each waits the millisecond in which others could have joined its call
+    alone            one decision at a time
     hashing          the same from an int32 array of tokens: its hashes are computed first
     64, 256          so many requests wait for a decision at any time; their queries travel together
     CPU              of the router's whole process, and of the gateway's, for each decision
@@ -41,7 +41,7 @@ import ray
 from route_parts import ACTOR_OPTIONS, LENGTH, Echo, Figures, hashes_of, report, reports, route_query, stages
 from router_content import BLOCK_SIZE, Content, Query, text_of
 
-from octavo.cluster.router_client import BUNDLE_S, RouterClient
+from octavo.cluster.router_client import MOST_BUNDLE_BYTES, RouterClient
 from octavo.router.actor import RouterCore
 from octavo.worker.messages import RouteQueries
 from octavo.worker.wire import pack
@@ -252,7 +252,7 @@ def main(entries: int, groups: int, rounds: int, decisions: int, peers: str, pro
         "prompt_tokens": LENGTH,
         "block_size": BLOCK_SIZE,
         "rounds": rounds,
-        "bundle_ms": BUNDLE_S * 1e3,
+        "bundle_bytes": MOST_BUNDLE_BYTES,
         "python": platform.python_version(),
         "ray": ray.__version__,
         "numpy": np.__version__,

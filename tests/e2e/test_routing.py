@@ -58,7 +58,9 @@ def test_a_pin_that_nobody_has_and_a_header_that_nobody_knows_are_named(cluster:
 
 
 def test_a_session_stays_together(cluster: ServeProcess) -> None:
-    answers = [complete(cluster, f"{number} is", {"x-octavo-session-id": "s"}) for number in range(6)]
+    """The prompts have nothing in common, and are long enough for the preference to be worth something."""
+    prompts = [f"{number}, " * 60 for number in range(6)]
+    answers = [complete(cluster, prompt, {"x-octavo-session-id": "s"}) for prompt in prompts]
     assert len({answer.headers["x-octavo-group"] for answer in answers}) == 1
 
 

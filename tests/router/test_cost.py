@@ -69,6 +69,12 @@ def test_work_is_dearer_when_others_will_come() -> None:
     assert estimate_cost(IDLE, DEMAND, 7.0, 1.0, 0.0).imposed_s == pytest.approx(0.5 * 0.9 / 0.01)
 
 
+def test_who_is_busier_stays_told_apart_when_all_are_very_busy() -> None:
+    two = Load(*[np.full(2, value) for value in IDLE])
+    busy = estimate_cost(two, DEMAND, np.array([1.2, 0.9]), 1.0, 0.0).imposed_s
+    assert busy.tolist() == pytest.approx([0.5 * 0.9 / 0.01, 0.5 * 0.675 / 0.325**2])
+
+
 def test_a_preference_is_worth_the_whole_prompt_anew() -> None:
     """Two groups alike, of which the second is preferred: 2,000 tokens at 1,000 a second."""
     two = Load(*[np.full(2, value) for value in IDLE])
