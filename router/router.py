@@ -195,8 +195,8 @@ class Router:
     def _place_waiting(self, pool: Pool, now: float) -> None:
         """Give places that are free to those whose turn it is."""
         while (query := self._decider.take_next(pool, now)) is not None:
-            queued_s = now - self._queued[query.request_id].arrived_s
-            self._end_wait(self._decider.place(pool, query, now, queued_s))
+            queued = self._queued[query.request_id]
+            self._end_wait(self._decider.place(pool, queued.query, now, now - queued.arrived_s))
 
     def _end_hopeless(self, pool: Pool, now: float) -> None:
         """End the waits for groups that are gone or draining; looked for when groups have come, gone or drained."""
@@ -225,7 +225,7 @@ class Router:
             return
         self.sessions.remember(query, group.name)
         self.reservations.reserve(pool, group, query, reservation.expected_cached_tokens, None, now)
-        self.admission.adopt(request_id, query.model, query.tenant, group.generation, now)
+        self.admission.adopt(request_id, query.model, self._tenant(query.tenant), group.generation, now)
 
     def _pool_for(self, report: GroupReport) -> Pool | None:
         """None for a report that says what cannot be, or comes too late."""
@@ -258,8 +258,12 @@ class Router:
         if progress.finished:
             self.admission.finish(progress.request_id, now, progress.num_output_tokens)
         elif progress.request_id not in self._queued:  # else what its gateway has given up there
-            tenant = progress.tenant if self.config.knows_tenants else None
+            tenant = self._tenant(progress.tenant)
             self.admission.adopt(progress.request_id, pool.model, tenant, group.generation, now)
+
+    def _tenant(self, name: str | None) -> str | None:
+        """As admission knows it."""
+        return name if self.config.knows_tenants else None
 
     def _tidy(self, group: Group, now: float) -> None:
         config = self.config

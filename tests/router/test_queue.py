@@ -243,3 +243,12 @@ def test_the_wait_here_counts_for_a_deadline(full: Full) -> None:
     full.running["a"] = []
     full.report(6.0)
     assert [each.reason for each in full.turns(6.0)["g"]] == ["deadline"]
+
+
+def test_a_session_is_remembered_whether_its_request_waited_or_not(new_leader: Any, asker: Any) -> None:
+    full = Full(new_leader, asker, knows_tenants=False)
+    assert full.ask(1.0, session_id="s", tenant="t").queued
+    full.ends("b", 2.0)
+    full.turns(2.0)
+    query = full.asker.query([7] * 6, session_id="s", tenant="t")
+    assert full.router.sessions.groups_of(query) == ("b",)
