@@ -45,6 +45,7 @@ class ScriptedEngine:
         self.aborted: list[tuple[str, int | None]] = []
         self.emit: Emit = lambda gateway_id, update: None
         self.speed = SpeedMeter()
+        self.num_prefill_tokens_under_way = 0
         self._waiting: dict[str, Request] = {}
         self._running: list[Request] = []
 

@@ -37,6 +37,17 @@ def test_a_step_is_launched_before_the_one_under_way_is_taken_in() -> None:
     assert bench.model.plans[1].token_ids.tolist() == [-1]
 
 
+def test_the_prompt_tokens_of_the_step_under_way_are_work_ahead_until_they_are_done() -> None:
+    """The last token of a prompt gives the first of the output, and counts as a decode."""
+    bench = ahead()
+    assert bench.engine.num_prefill_tokens_under_way == 0
+    bench.submit(request(prompt=range(7)))
+    bench.step()
+    assert bench.engine.num_prefill_tokens_under_way == 6
+    bench.step()  # a decode
+    assert bench.engine.num_prefill_tokens_under_way == 0
+
+
 def test_no_step_is_launched_for_a_token_too_many() -> None:
     bench = ahead()
     bench.submit(request(max_tokens=3))

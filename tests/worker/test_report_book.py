@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -121,6 +122,19 @@ def test_a_report_carries_the_load_as_it_is() -> None:
     bench.book.collect(bench.engine, bench.now)
     report = bench.take()
     assert (report.num_running, report.num_uncomputed_prompt_tokens, report.num_free_blocks) == (2, 0, 1)
+
+
+def test_what_is_expected_to_be_cached_is_no_work_ahead() -> None:
+    """Nor when the expectation was larger than the prompt; once it is in the batch, what is left is known."""
+    bench = Bench()
+    for name, expected in (("a", 4), ("b", 100)):
+        request = Request(name, "g", "model", tuple(range(9)), b"", SamplingParams(max_tokens=2, seed=0))
+        bench.engine.submit(replace(request, expected_cached_tokens=expected))
+    bench.book.collect(bench.engine, bench.now)
+    assert bench.take().num_uncomputed_prompt_tokens == 5
+    bench.engine.step()
+    bench.book.collect(bench.engine, bench.now)
+    assert bench.take().num_uncomputed_prompt_tokens == 0
 
 
 def test_what_is_not_acknowledged_is_told_again() -> None:
