@@ -48,7 +48,8 @@ class Pool:
         self._mean_squared_work = Mean(0.0, prior_weight=_HARDLY, memory=_WORK_MEMORY)
         self._work = DecayedRate(UTILISATION_HORIZON_S)
         self._load: tuple[int, Load] | None = None
-        """Of a version of the table."""
+        self._room: tuple[int, npt.NDArray[np.bool_]] | None = None
+        """Both of a version of the table."""
         self._newest: dict[str, int] = {}
 
     def is_void(self, report: GroupReport) -> bool:
@@ -105,6 +106,11 @@ class Pool:
         held back here until those of some group take less than L * s(N), requests of Mooncake's trace at 65 % load
         waited an eighth longer, since those with little to compute then wait behind others.
         """
+        if self._room is None or self._room[0] != self.table.version:
+            self._room = (self.table.version, self._find_room())
+        return self._room[1]
+
+    def _find_room(self) -> npt.NDArray[np.bool_]:
         load, num_output_tokens = self.load(), self.output_tokens.value
         residence_s = np.maximum(num_output_tokens * load.full_step_s, REPORT_DELAY_S)
         ahead = np.ceil(load.max_num_seqs * REPORT_DELAY_S / residence_s)
