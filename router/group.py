@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 from ..worker.messages import GroupReport, RouteQuery
 from .knowledge import STATES, GroupKnowledge
 from .load_table import UNMEASURED, Row
-from .rates import DecayedRate, DecodeModel
+from .rates import DecayedRate, DecodeModel, Mean
 
 if TYPE_CHECKING:
     from .decision import Decision
 
 WORK_HORIZON_S = 300.0
 """Time over which groups are compared for the prefill work that they were given."""
+_SPEED_MEMORY = 300.0
+"""Reports whose measurements count."""
 _LEAST_CONSTANT_SHARE = 0.1
 """Of a prompt token's time at least so much does not depend on what is before it."""
 
@@ -55,6 +57,10 @@ class Group:
         self.reported_at_s = now
         self.knowledge = knowledge
         self.decode = DecodeModel()
+        self._token_s = Mean(0.0, prior_weight=0.0, memory=_SPEED_MEMORY)
+        self._context_s = Mean(0.0, prior_weight=0.0, memory=_SPEED_MEMORY)
+        """Of a prompt token, and of what it takes longer for each token before it. Each report measures a few steps; a
+        group is as fast as all of them say, and groups that are alike look alike."""
         self.reservations: dict[str, Reservation] = {}
         self.decoding: dict[str, int] = {}
         """Requests of several sequences that are prefilled and not finished → how many."""
@@ -81,6 +87,8 @@ class Group:
         """A new report: it replaces the last one, and teaches how long steps take."""
         self.report = report
         self.reported_at_s = now
+        if report.prefill_tokens_per_s > 0:
+            self._note_speed(report)
         if report.decode_step_s > 0 and report.num_running > 0:
             self.decode.add(report.num_running, report.decode_step_s)
 
@@ -126,8 +134,8 @@ class Group:
             reported_at_s=self.reported_at_s,
             backlog_tokens=report.num_uncomputed_prompt_tokens,
             reserved_tokens=self._reserved_tokens,
-            prefill_token_s=self._prefill_token_s(),
-            prefill_context_s=report.prefill_context_s,
+            prefill_token_s=self._token_s.value if self._token_s.is_measured else UNMEASURED,
+            prefill_context_s=self._context_s.value if self._context_s.is_measured else 0.0,
             num_sequences=report.num_running + report.num_waiting + self._num_reserved_sequences,
             max_num_seqs=max(1, report.max_num_seqs),
             full_step_s=decode.step_s(report.max_num_seqs) if decode.is_measured else UNMEASURED,
@@ -142,14 +150,6 @@ class Group:
             worked_at_s=self.prefill_work.at_s,
         )
 
-    def _prefill_token_s(self) -> float:
-        """Of the mean time of a prompt token what is left without the tokens before it."""
-        report = self.report
-        if report.prefill_tokens_per_s <= 0:
-            return UNMEASURED
-        mean_s = 1.0 / report.prefill_tokens_per_s
-        return max(_LEAST_CONSTANT_SHARE * mean_s, mean_s - report.prefill_context_s * report.prefill_context)
-
     def check(self) -> None:
         """Raise AssertionError unless the reserved load is the sum of the reservations not yet received."""
         open_ones = [reservation for reservation in self.reservations.values() if not reservation.received]
@@ -158,6 +158,13 @@ class Group:
         blocks = sum(reservation.num_new_blocks for reservation in open_ones)
         if (self._num_reserved_sequences, self._reserved_tokens, self._reserved_blocks) != (sequences, tokens, blocks):
             raise AssertionError(f"group {self.name}: reserved load is not the sum of its reservations")
+
+    def _note_speed(self, report: GroupReport) -> None:
+        """Of the mean time of a prompt token, a part is for the tokens before it."""
+        mean_s = 1.0 / report.prefill_tokens_per_s
+        token_s = mean_s - report.prefill_context_s * report.prefill_context
+        self._token_s.add(max(_LEAST_CONSTANT_SHARE * mean_s, token_s))
+        self._context_s.add(report.prefill_context_s)
 
     def _count(self, reservation: Reservation, sign: int) -> None:
         self._num_reserved_sequences += sign * reservation.num_sequences

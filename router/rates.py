@@ -19,6 +19,11 @@ class Mean:
         self._sum = self._sum * self._keep + value
 
     @property
+    def is_measured(self) -> bool:
+        """Whether there is a value: an observation, or a prior that counts."""
+        return self._weight > 0
+
+    @property
     def value(self) -> float:
         return self._sum / self._weight
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,6 +105,20 @@ def test_a_faster_group_gets_more(new_router: Any, new_leader: Any, asker: Any) 
     prompts = [list(range(n * 1000, n * 1000 + 400)) for n in range(40)]
     counts = Counter(asker.ask(router, asker.query(tokens), 0.1).group for tokens in prompts)
     assert 26 <= counts["fast"] <= 34
+
+
+def test_groups_that_are_alike_look_alike_whatever_their_last_steps_were(new_router: Any, new_leader: Any) -> None:
+    """A mean rate says more of the last prompts than of the group: 1 ms a token, 1 µs for each before it."""
+    router = new_router()
+    for name, contexts in (("a", (0.0, 9000.0)), ("b", (4000.0, 100.0))):
+        leader = new_leader(name)
+        for now, context in enumerate(contexts):
+            leader.rate = 1.0 / (0.001 + 1e-6 * context)
+            report = replace(leader.report(), prefill_context=context, prefill_context_s=1e-6)
+            router.report(report, float(now))
+    load = router.pools["m"].load()
+    assert load.prefill_token_s.tolist() == pytest.approx([0.001] * 2)
+    assert load.prefill_context_s.tolist() == pytest.approx([1e-6] * 2)
 
 
 def test_refusals_say_why(cluster: tuple[Router, dict[str, Any]], asker: Any) -> None:
