@@ -31,16 +31,6 @@ Staircase = list[tuple[int, int]]
 """(depth in blocks, mask of the slots whose match ends there), deepest first; no slot comes twice."""
 
 
-def slots_in(mask: int) -> list[int]:
-    """The slots of a mask, lowest first."""
-    slots = []
-    while mask:
-        lowest = mask & -mask
-        slots.append(lowest.bit_length() - 1)
-        mask ^= lowest
-    return slots
-
-
 class PrefixIndex:
     """The confirmed blocks of all groups, in at most ``max_bytes`` (or 16 KB, if that is more)."""
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from octavo.router.block_table import BlockTable
-from octavo.router.index import PrefixIndex, slots_in
+from octavo.router.index import PrefixIndex
 from octavo.worker.routing_hash import HashArray, RoutingHasher
 
 PROMPTS = [tuple(np.random.default_rng(seed).integers(0, 2**64, 12, dtype=np.uint64).tolist()) for seed in range(7)]
@@ -288,3 +288,13 @@ def test_more_groups_than_there_are_slots_are_refused(monkeypatch: pytest.Monkey
         index.add_slot()
     index.remove_slot(slots[1])
     assert index.add_slot() == 1
+
+
+def slots_in(mask: int) -> list[int]:
+    """The slots of a mask, lowest first."""
+    slots = []
+    while mask:
+        lowest = mask & -mask
+        slots.append(lowest.bit_length() - 1)
+        mask ^= lowest
+    return slots

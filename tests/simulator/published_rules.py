@@ -7,6 +7,7 @@ the engines' events. Their counts of requests under way are kept up to date by t
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -78,7 +79,7 @@ class Prefixes:
         return depths
 
 
-class PublishedRule:
+class PublishedRule(ABC):
     """What the rules have in common: the groups, their requests under way, and the answer."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -106,9 +107,9 @@ class PublishedRule:
     def turns(self, now: float) -> Sequence[RouteDecision]:
         return ()
 
+    @abstractmethod
     def choose(self, query: RouteQuery, hashes: list[int]) -> tuple[str, int]:
         """A group, and how many blocks it is expected to hold."""
-        raise NotImplementedError
 
     def fewest(self, among: Iterable[str]) -> list[str]:
         """The groups with the fewest requests under way."""
