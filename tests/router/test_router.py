@@ -121,6 +121,35 @@ def test_groups_that_are_alike_look_alike_whatever_their_last_steps_were(new_rou
     assert load.prefill_context_s.tolist() == pytest.approx([1e-6] * 2)
 
 
+def test_a_newcomer_gets_its_share_of_cold_requests_and_no_more(new_router: Any, new_leader: Any, asker: Any) -> None:
+    """It has measured nothing and holds nothing, and is taken to be as fast as its peers."""
+    router = new_router()
+    for name in "abc":
+        new_leader(name).report_to(router, 0.0)
+    for number in range(30):
+        asker.ask(router, asker.query(list(range(number * 1000, number * 1000 + 200))), 0.1)
+    newcomer = new_leader("new", generation=9)
+    newcomer.rate = newcomer.step_s = 0.0
+    newcomer.report_to(router, 0.2)
+    prompts = [list(range(n * 1000, n * 1000 + 200)) for n in range(100, 130)]
+    counts = Counter(asker.ask(router, asker.query(tokens), 0.2).group for tokens in prompts)
+    assert counts["new"] == 15  # ten to be level with the others, and a quarter of the rest
+    assert all(counts[name] == 5 for name in "abc")
+
+
+def test_what_others_have_cached_stays_with_them_when_a_newcomer_comes(
+    new_router: Any, new_leader: Any, asker: Any
+) -> None:
+    router, leader = new_router(), new_leader("a")
+    leader.report_to(router, 0.0)
+    query = asker.query(chat(0))
+    asker.ask(router, query, 0.1)
+    leader.compute(query)
+    leader.report_to(router, 0.2)
+    new_leader("new", generation=9).report_to(router, 0.3)
+    assert asker.ask(router, asker.query(chat(1)), 0.4).group == "a"
+
+
 def test_refusals_say_why(cluster: tuple[Router, dict[str, Any]], asker: Any) -> None:
     router, leaders = cluster
     unknown = asker.ask(router, asker.query([1] * 8, model="other"), 0.1)
