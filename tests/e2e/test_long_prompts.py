@@ -108,7 +108,10 @@ def share(server: ServeProcess, client: OpenAI) -> Shared:
     with stream as ticks, ThreadPoolExecutor(1) as threads:
         began = monotonic()
         long: Future[float] = threads.submit(first_token_s, client, server, LONG_TOKENS)
-        stream.wait_for(3)
+        # While the long one waits, --max-queued-tokens leaves no room for another.
+        wait_until(
+            lambda: server.gauge("octavo_num_requests_running") == 2, timeout_s=60, what="the long prompt's start"
+        )
         short_s = first_token_s(client, server, 20)
         long_s = long.result()
         return Shared(ticks.gaps(began, began + long_s), long_s, short_s, alone_s)

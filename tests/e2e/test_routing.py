@@ -39,12 +39,13 @@ def groups(cluster: ServeProcess) -> list[str]:
 def test_requests_go_where_they_are_pinned_and_not_where_they_must_not(
     cluster: ServeProcess, groups: list[str]
 ) -> None:
+    """A preference is worth the prompt's prefill: the prompt is long, or the last report of a load outweighs it."""
     for group in groups:
         assert complete(cluster, "A", {"x-octavo-group": group}).headers["x-octavo-group"] == group
         away = complete(cluster, "B", {"x-octavo-exclude-groups": group}).headers["x-octavo-group"]
         assert away in groups
         assert away != group
-        prefers = complete(cluster, f"C{group}", {"x-octavo-prefer-groups": group})
+        prefers = complete(cluster, f"{group}, " * 30, {"x-octavo-prefer-groups": group})
         assert prefers.headers["x-octavo-group"] == group
 
 

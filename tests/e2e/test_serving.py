@@ -133,15 +133,9 @@ def test_a_client_that_goes_away_frees_its_blocks(cluster: ServeProcess) -> None
     }
     with httpx.stream("POST", f"{cluster.url}/v1/chat/completions", json=body, timeout=60) as response:
         next(response.iter_lines())
-        wait_until(lambda: gauge(cluster, "octavo_num_requests_running") > 0, timeout_s=10, what="a running request")
-    wait_until(lambda: gauge(cluster, "octavo_num_requests_running") == 0, timeout_s=10, what="nothing running")
-    wait_until(lambda: gauge(cluster, "octavo_kv_cache_usage_perc") == 0, timeout_s=10, what="no block held")
-
-
-def gauge(cluster: ServeProcess, name: str) -> float:
-    """The sum of a metric over all groups."""
-    lines = httpx.get(f"{cluster.url}/metrics").text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+        wait_until(lambda: cluster.gauge("octavo_num_requests_running") > 0, timeout_s=10, what="a running request")
+    wait_until(lambda: cluster.gauge("octavo_num_requests_running") == 0, timeout_s=10, what="nothing running")
+    wait_until(lambda: cluster.gauge("octavo_kv_cache_usage_perc") == 0, timeout_s=10, what="no block held")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +174,7 @@ def test_both_gateways_give_the_same_metrics(client: OpenAI, cluster: ServeProce
 
     def looks() -> set[float]:
         """Each look may be at another gateway."""
-        return {gauge(cluster, "octavo_generation_tokens_total") for _ in range(6)}
+        return {cluster.gauge("octavo_generation_tokens_total") for _ in range(6)}
 
     wait_until(lambda: len(looks()) == 1, timeout_s=15, what="gateways that agree on what was before")
     (before,) = looks()

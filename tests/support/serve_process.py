@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import httpx2 as httpx
 import psutil
 
 READY = re.compile(r"ready after .*: (?P<model>\S+) at (?P<url>\S+)/v1")
@@ -57,6 +58,11 @@ class ServeProcess:
                 self.url, self.model = match["url"], match["model"]
                 self._ready.set()
         self._ready.set()
+
+    def gauge(self, name: str) -> float:
+        """The sum of a metric over all groups."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
 
     def descendants(self) -> list[psutil.Process]:
         """Every process that the server has started and that lives."""
