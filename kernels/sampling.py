@@ -38,6 +38,15 @@ class Penalties:
 
 
 @dataclass(frozen=True)
+class LogitBias:
+    """What is added to logits after the penalties (so that it shifts by exactly itself), before anything is banned."""
+
+    runs: TokenRuns
+    values: Tensor
+    """float32 ``[N]``, finite."""
+
+
+@dataclass(frozen=True)
 class SamplingTensors:
     """All ``[R]``."""
 
@@ -60,11 +69,15 @@ class SamplingTensors:
     banned: TokenRuns | None = None
     """These cannot be drawn."""
     penalties: Penalties | None = None
+    bias: LogitBias | None = None
+    allowed: Tensor | None = None
+    """int32 ``[R, ceil(vocabulary / 32)]``: bit t % 32 of word t // 32 is set where token t can be drawn; rows that
+    allow everything have all bits set."""
 
     @property
     def edits(self) -> bool:
         """Whether logits are changed ahead of the temperature."""
-        return self.banned is not None or self.penalties is not None
+        return any(each is not None for each in (self.banned, self.penalties, self.bias, self.allowed))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,14 @@ PackedHashes: TypeAlias = Annotated[bytes, whole_hashes]
 so that the rest of the report is not lost."""
 
 
+class Pooling(enum.Enum):
+    """How the last hidden states of a prompt become one vector."""
+
+    LAST = "last"
+    """That of the last token."""
+    MEAN = "mean"
+
+
 class FinishReason(enum.Enum):
     """Why a sequence ended. Every sequence ends exactly once, with one of these."""
 
@@ -35,7 +43,8 @@ class SamplingParams:
     """How the tokens of a request are chosen. Stop *strings* are text and stay with the gateway."""
 
     max_tokens: int
-    """Output tokens of a branch at the most, those of ``Branch.output_token_ids`` included."""
+    """Output tokens of a branch at the most, those of ``Branch.output_token_ids`` included. 0 only with
+    ``num_prompt_logprobs``: the prompt is judged, and nothing drawn."""
     seed: int
     """64 bits, unsigned. The gateway draws one for a request that has none."""
     temperature: float = 1.0
@@ -53,6 +62,25 @@ class SamplingParams:
     """Beam search: an output's score is its log-probability / length ** length_penalty."""
     early_stopping: bool = False
     """Beam search: end as soon as there are ``beam_width`` complete outputs, not when none can become better."""
+    min_p: float = 0.0
+    """Tokens with less than so many times the likeliest one's probability are left out."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """See ``kernels.sampling.Penalties``."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit); no id twice."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these can be drawn; not empty."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences of which the last cannot be drawn after the ones before it."""
+    grammar: str | None = None
+    """What the output must follow, in llguidance's serialised form; see ``grammar.py``."""
+    num_logprobs: int | None = None
+    """So many of the likeliest tokens are given with each output token, beside its own log-probability. None: neither
+    is. Log-probabilities are those of the model: log-softmax of its logits, before anything bends them."""
+    num_prompt_logprobs: int | None = None
+    """The same for each token of the prompt after the first. Nothing is then taken from the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +121,21 @@ class Request:
     """False: nothing is taken from the prefix cache for it, and nothing of it is kept there."""
     queue_timeout_s: float | None = None
     """Seconds that it may wait until its first token is being computed; then it ends with ``OVERLOADED``."""
+    pooling: Pooling | None = None
+    """Nothing is drawn: the answer is one vector, made of the prompt's last hidden states."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was, and which ones were the likeliest in its place."""
+
+    logprob: float
+    """Natural logarithm; -inf for a token without probability."""
+    rank: int
+    """1: no token was likelier."""
+    top_token_ids: tuple[int, ...] = ()
+    """Likeliest first; of equals the lowest id."""
+    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +157,14 @@ class SequenceUpdate:
     """With ``ERROR``: the field of the request for which it can never be served here."""
     code: str | None = None
     """OpenAI's code for that, where there is one."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of ``token_ids`` where the request wants them."""
+    prompt_position: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's tokens from ``prompt_position`` (at least 1) on, in order and of each once; told for branch 0,
+    ahead of the first output token. A repeat is harmless."""
+    embedding: bytes | None = None
+    """The vector of a ``pooling`` request: float32, little endian."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from ...worker.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from ...worker.messages import SamplingParams
+from .answer_options import AnswerOptions
 from .beams import with_beam_search
 from .caller import Caller
 from .fields import MAX_CHOICES
@@ -25,13 +26,13 @@ class JudgedRequest:
     completion_id: str
     model: str
     generations: tuple[GenerationRequest, ...]
-    stop_strings: tuple[str, ...]
+    answer: AnswerOptions
 
     def output_text(self, text: TextProcessor, generation: GenerationRequest) -> OutputText:
         """The output side of one branch of ``generation``."""
         return OutputText(
             text.detokenizer(generation.prompt_token_ids),
-            self.stop_strings,
+            self.answer.stop_strings,
             min_tokens=generation.sampling.min_tokens,
             stop_token_ids=generation.sampling.stop_token_ids,
         )
@@ -101,7 +102,7 @@ class RequestJudge:
             )
             for index, prompt in enumerate(prompts)
         )
-        return JudgedRequest(completion_id, self._model.name, generations, body.stop_strings())
+        return JudgedRequest(completion_id, self._model.name, generations, AnswerOptions(body.stop_strings()))
 
     def _sampling(self, body: GenerationFields, prompt: Sequence[int], param: str, seed: int) -> SamplingParams:
         self._check_token_ids(prompt, param)

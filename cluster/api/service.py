@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ...worker.messages import FinishReason, SamplingParams
+from ...worker.messages import FinishReason, Pooling, SamplingParams, TokenLogprobs
 from ...worker.spec import SchedulingPolicy
 
 
@@ -50,6 +50,8 @@ class GenerationRequest:
     """False: nothing of the prompt is taken from a prefix cache or kept in one."""
     queue_timeout_s: float | None = None
     """How long the request may wait until a group begins to compute it."""
+    pooling: Pooling | None = None
+    """Nothing is drawn; the one delta brings an ``embedding``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,12 @@ class TokenDelta:
     param: str | None = None
     """With ``FinishReason.ERROR``: the field for which the request can never be served; ``code`` is OpenAI's for it."""
     code: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of ``token_ids`` where the request wants them."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's next tokens, beginning with its second one; all of them come before output tokens do."""
+    embedding: bytes | None = None
+    """The vector of a ``pooling`` request: float32, little endian."""
 
 
 class Generation(Protocol):

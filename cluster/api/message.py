@@ -1,0 +1,53 @@
+"""What the text of a chat's answer is made of: content, reasoning, tool calls, and who takes them apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of one tool call; the first has ``id`` and ``name``, and ``arguments`` add up to one JSON text."""
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDelta:
+    """What some text adds to a message."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.tool_calls)
+
+
+class MessageParser(Protocol):
+    """Takes one choice's text apart while it arrives. What it gave is never taken back."""
+
+    has_tool_calls: bool
+    """A tool call has been given: a text that ends by itself then has the finish reason tool_calls."""
+
+    def push(self, text: str) -> MessageDelta: ...
+
+    def finish(self) -> MessageDelta:
+        """What was held back: the text is over, by whatever reason."""
+        ...
+
+
+class PlainMessage:
+    """All text is content."""
+
+    has_tool_calls = False
+
+    def push(self, text: str) -> MessageDelta:
+        return MessageDelta(content=text)
+
+    def finish(self) -> MessageDelta:
+        return MessageDelta()
