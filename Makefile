@@ -44,6 +44,6 @@ format: setup ## format the code and mend what the linter can
 bench: setup ## tokens per second of the engine against transformers
 	@$(BIN)/python tests/bench/engine.py $(ARGS)
 
-clean: ## remove .venv, build outputs and the caches of tools; downloaded models stay
-	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove .venv and .venv-clients, build outputs and the caches of tools; downloaded models stay
+	@rm -rf .venv .venv-clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

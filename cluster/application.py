@@ -21,16 +21,25 @@ from ..worker.errors import ConfigurationError
 from .config import ServeConfig
 from .gateway import Gateway
 from .plan import NAMESPACE, ServePlan, compile_cache
-from .preflight import check_model, fit_context
+from .preflight import check_model, fit_context, note_defaults, read_chat_template
 from .router_deployment import Router
 from .worker_group import DRAIN_S, WorkerGroup
 
 SMALL = 0.001
 """CPUs booked by processes that mostly wait: something, so that a bundle can hold them."""
 
+GATEWAY_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+"""A gateway runs on its replica's own event loop. In a thread of its own, as Serve has it by default, each token would
+cross from one loop to the other through a queue without bounds: twice the cost, and a client that does not read would
+go unnoticed."""
+
 _SAID_ELSEWHERE = {
     "host": "http_options.host",
     "port": "http_options.port",
+    "ssl_certfile": "http_options.ssl_certfile",
+    "ssl_keyfile": "http_options.ssl_keyfile",
+    "ssl_ca_certs": "http_options.ssl_ca_certs",
+    "ssl_ciphers": "the proxy in front of Serve",
     "app_name": "the application's name",
     "route_prefix": "the application's route_prefix",
     "address": "the cluster that the file is deployed to",
@@ -50,6 +59,7 @@ def build(args: dict[str, Any]) -> Application:
     config = ServeConfig.parse(args)
     folder = resolve_model(config.model, cache_dir=config.cache_dir, report=logger.info).path
     check_model(config, folder)
+    note_defaults(config, folder, logger.info)
     return bind(make_plan(fit_context(config, folder, logger.info)))
 
 
@@ -67,6 +77,7 @@ def make_plan(config: ServeConfig) -> ServePlan:
         served_model_name=config.served_model_name or resolved.served_name,
         routing_key=_routing_key(config.app_name),
         num_ranks_on_machine=-(-num_ranks // len(nodes)),
+        chat_template=read_chat_template(config),
     )
 
 
@@ -97,7 +108,7 @@ def bind(plan: ServePlan) -> Application:
     )
     gateway = serve.deployment(Gateway, name="Gateway").options(
         num_replicas=config.num_gateways,
-        ray_actor_options={"num_cpus": SMALL},
+        ray_actor_options={"num_cpus": SMALL, "runtime_env": {"env_vars": GATEWAY_ENVIRONMENT}},
         max_ongoing_requests=10_000,
         graceful_shutdown_timeout_s=DRAIN_S,
         graceful_shutdown_wait_loop_s=0.1,

@@ -14,15 +14,25 @@ from pydantic.fields import FieldInfo
 
 from .config_errors import flag
 
-_METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", ByteSize: "SIZE", Path: "PATH", str: "TEXT", dict: "JSON"}
+_METAVARS: dict[Any, str] = {
+    int: "INTEGER",
+    float: "NUMBER",
+    ByteSize: "SIZE",
+    Path: "PATH",
+    str: "TEXT",
+    dict: "JSON",
+    tuple: "TEXT",
+}
 
 
 def config_parameters(config: type[BaseModel]) -> list[click.Parameter]:
-    """One parameter for each field: ``model`` is the argument, a bool a pair of flags, the rest options.
+    """One parameter for each field: ``model`` is the argument, a bool a pair of flags, a tuple an option that may be
+    given again, the rest options. A class's own fields come before those that it inherits.
 
     Values stay text: pydantic converts and judges them, so that a flag and a file meet the same rules and messages.
     """
-    return [_parameter(name, field) for name, field in config.model_fields.items()]
+    fields = sorted(config.model_fields.items(), key=lambda item: item[0] not in config.__annotations__)
+    return [_parameter(name, field) for name, field in fields]
 
 
 def given_values(ctx: click.Context) -> dict[str, Any]:
@@ -49,7 +59,8 @@ def _parameter(name: str, field: FieldInfo) -> click.Parameter:
         return click.Argument([name], required=False)
     kind = _plain_type(field.annotation)
     names = f"{flag(name)}/--no-{flag(name)[2:]}" if kind is bool else flag(name)
-    return click.Option([names], default=None, metavar=_metavar(kind), help=_help(field))
+    several = typing.get_origin(kind) is tuple
+    return click.Option([names], default=None, multiple=several, metavar=_metavar(kind), help=_help(field))
 
 
 def _plain_type(annotation: Any) -> Any:
@@ -69,7 +80,7 @@ def _metavar(kind: Any) -> str | None:
 
 def _help(field: FieldInfo) -> str:
     text = field.description or ""
-    if field.default is None or field.default_factory is not None:
+    if field.default in (None, ()) or field.default_factory is not None:
         return text
     return f"{text}  [default: {_shown(field.default)}]"
 
@@ -79,4 +90,6 @@ def _shown(default: Any) -> str:
         return str(default).lower()
     if isinstance(default, ByteSize):
         return default.human_readable().replace(".0", "")
+    if isinstance(default, tuple):
+        return ", ".join(default)
     return f"{default:g}" if isinstance(default, float) else str(default)

@@ -8,16 +8,13 @@ in a Serve config file, and what every part of the cluster is built from. Its er
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    BeforeValidator,
     ByteSize,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
@@ -28,7 +25,9 @@ from ..router.policies import PolicyName
 from ..worker.errors import ConfigurationError
 from ..worker.spec import KvCacheDtype, Quantization, SchedulingPolicy
 from .config_errors import describe, flag
+from .config_fields import AbsolutePath, Count, Int, Text
 from .environment import default_cache_dir
+from .http_config import HttpConfig
 from .tenants import Tenants
 
 DEFAULT_MAX_NUM_SEQS = 64
@@ -37,22 +36,15 @@ DEFAULT_PRIORITY_AGING_S = 60.0
 DEFAULT_ROUTER_MAX_QUEUED_REQUESTS = 1024
 
 
-def _refuse_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise PydanticCustomError("int_type", "must be a whole number")
-    return value
-
-
 def _power_of_two(value: int) -> int:
     if not 16 <= value <= 128 or value.bit_count() != 1:
         raise PydanticCustomError("block_size", "must be a power of two between 16 and 128")
     return value
 
 
-def _absolute(value: Any) -> Any:
-    if value == "":
-        raise PydanticCustomError("empty_path", "must not be empty")
-    return Path(value).expanduser().absolute() if isinstance(value, str | Path) else value
+def _folder_or(*words: str) -> Callable[[str], str]:
+    """A path is made absolute, since the cluster runs in another folder; the words are kept."""
+    return lambda value: value if value in words else str(Path(value).expanduser().absolute())
 
 
 def _matches(pattern: str, rule: str) -> AfterValidator:
@@ -64,19 +56,14 @@ def _matches(pattern: str, rule: str) -> AfterValidator:
     return AfterValidator(judge)
 
 
-Int = Annotated[int, BeforeValidator(_refuse_bool)]
-Count = Annotated[Int, Field(ge=1)]
-Text = Annotated[str, Field(min_length=1)]
 AppName = Annotated[
     str, _matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", "must be up to 63 letters, digits, dots, dashes and underscores")
 ]
 RoutePrefix = Annotated[str, _matches(r"/|(/[^/\s?#]+)+", "must begin with / and not end with it")]
 
 
-class ServeConfig(BaseModel):
+class ServeConfig(HttpConfig):
     """How to serve one model. Immutable; ``model_dump(mode="json")`` gives what ``parse`` takes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: Text | None = None
     """Folder in Hugging Face format, hub id, or GGUF file. Default: SmolLM2-135M-Instruct, embedded."""
@@ -127,9 +114,26 @@ class ServeConfig(BaseModel):
     """Shares and limits by tenant, as a JSON object or @FILE that holds one: {"NAME": {"weight": 2,
     "max_running_requests": 8, "max_queued_requests": 32}, "*": {...}}; each number may be left out, and * stands for
     every other tenant. Default: all alike, without limits."""
-    record_trace: Annotated[Path, BeforeValidator(_absolute)] | None = None
+    record_trace: AbsolutePath | None = None
     """File that each gateway records served requests in, for octavo simulate: times, lengths, and keyed hashes of
     prompts; no text. A name that is taken gets a number."""
+
+    generation_config: Annotated[Text, AfterValidator(_folder_or("auto", "none"))] = "auto"
+    """Defaults of temperature, top_p, top_k, min_p and repetition_penalty in requests without them: auto is the model's
+    own generation_config.json, none is OpenAI's, else the folder of another such file."""
+    max_logprobs: Annotated[Int, Field(ge=0, le=1024)] = 20
+    """Alternatives with their log-probabilities that a request may ask for each token."""
+    pooling: Literal["last", "mean"] = "last"
+    """How /v1/embeddings makes a vector of a prompt's last hidden states where a request does not say."""
+    chat_template: AbsolutePath | None = None
+    """File with the Jinja template of chats. Default: the model's own."""
+    trust_request_chat_template: bool = False
+    """Let requests bring a chat template of their own, which is a program; it is run in a sandbox, for seconds."""
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = "auto"
+    """The form in which the model calls tools; auto tells it by the chat template."""
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """How reasoning is told from the answer: think is between <think> and </think>; auto tells it by the chat
+    template."""
 
     scheduling_policy: SchedulingPolicy = "priority"
     """Who is served first: who came first, the smaller priority, the least work, or each tenant in turn."""
@@ -167,7 +171,7 @@ class ServeConfig(BaseModel):
     num_gpu_blocks_override: Annotated[Int, Field(ge=2)] | None = None
     """KV blocks of each worker, whatever its memory; for tests."""
 
-    cache_dir: Annotated[Path, BeforeValidator(_absolute)] = Field(default_factory=default_cache_dir)
+    cache_dir: AbsolutePath = Field(default_factory=default_cache_dir)
     """Folder for converted models and compiled CPU kernels. Default: OCTAVO_CACHE_DIR, else ~/.cache/octavo."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What the logs hold."""
@@ -192,6 +196,7 @@ class ServeConfig(BaseModel):
     @model_validator(mode="after")
     def _check_combinations(self) -> ServeConfig:
         """Values that are fine alone and do not go together; their ConfigurationError passes through pydantic."""
+        self.check_http()
         self._check_lengths()
         self._check_num_blocks()
         self._check_policy()

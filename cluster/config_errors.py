@@ -29,6 +29,8 @@ _TEMPLATES: Mapping[str, str] = {
     "byte_size_unit": "must be a size in bytes, such as 2GiB",
     "path_type": "must be a path",
     "dict_type": "must be a mapping of names",
+    "string_pattern_mismatch": "must be of the form {pattern}",
+    "tuple_type": "must be a list",
     "model_type": "must be a mapping of settings",
 }
 _SHOWN_LENGTH = 80
@@ -55,6 +57,8 @@ def _sentence(details: dict[str, Any], fields: Sequence[str]) -> str:
             if len(location) == 1
             else f"{_place(location)}: no such setting"
         )
+    if kind == "secret":
+        return f"{_place(location)}: {details['msg']}"
     template = _TEMPLATES.get(kind)
     wanted = template.format(**details.get("ctx", {})) if template else details["msg"]
     return f"{_place(location)}: {wanted}, got {_shown(details['input'])}"

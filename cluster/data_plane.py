@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..worker.errors import Unavailable
-from ..worker.messages import Branch, Request
+from ..worker.messages import Request
 from ..worker.routing_hash import RoutingHasher, pack_hashes
 from .api.metrics import GatewayMetrics, merge_metrics
 from .api.service import GenerationRequest, Readiness, RouteWishes
-from .generation import ClusterGeneration, Placement
+from .generation import ClusterGeneration, Placement, wire_request
 from .registry import GroupRegistry
 from .router_client import RouterClient
 from .router_lines import RouterAway
@@ -46,7 +46,8 @@ class ClusterService:
         router does not let it wait for one."""
         now = asyncio.get_running_loop().time()
         end = None if request.timeout_s is None else now + request.timeout_s
-        generation = ClusterGeneration(self, self._to_wire(request), request.wishes, end, now)
+        wire = wire_request(request, self.gateway_id, self._hashes(request))
+        generation = ClusterGeneration(self, wire, request.wishes, end, now)
         await generation.place()
         return generation
 
@@ -80,23 +81,6 @@ class ClusterService:
         if all(number is None for number in numbers):
             raise Unavailable("no worker group could be reached: no prefix cache was reset")
         return dict(zip(groups, numbers, strict=True))
-
-    def _to_wire(self, request: GenerationRequest) -> Request:
-        return Request(
-            request_id=request.request_id,
-            gateway_id=self.gateway_id,
-            model=request.model,
-            prompt_token_ids=request.prompt_token_ids,
-            routing_hashes=self._hashes(request),
-            sampling=request.sampling,
-            branches=tuple(Branch(index) for index in range(request.num_branches)),
-            priority=request.priority,
-            timeout_s=request.timeout_s,
-            cache_salt=request.cache_salt,
-            tenant=request.tenant,
-            use_prefix_cache=request.use_prefix_cache,
-            queue_timeout_s=request.queue_timeout_s,
-        )
 
     def _hashes(self, request: GenerationRequest) -> bytes:
         """Empty for a request that is to find no block and leave none: the router then expects neither."""

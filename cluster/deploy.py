@@ -29,6 +29,7 @@ from .config import ServeConfig
 from .ledgers import accounts, published
 from .phases import Phases
 from .plan import NAMESPACE, ServePlan, router_names
+from .tls import LOOPBACK, TlsFront
 
 POLL_S = 0.2
 POLL_TIMEOUT_S = 5.0
@@ -42,12 +43,14 @@ class StartFailed(OctavoError):
 
 
 @contextlib.contextmanager
-def application(config: ServeConfig, phases: Phases, stop: threading.Event) -> Iterator[str]:
-    """The application, deployed and ready; its base URL."""
+def application(
+    config: ServeConfig, phases: Phases, stop: threading.Event, front: TlsFront | None = None
+) -> Iterator[str]:
+    """The application, deployed and ready, behind ``front`` if there is one; its base URL."""
     logging.getLogger("ray.serve").setLevel(logging.DEBUG if config.log_level == "debug" else logging.WARNING)
     plan = make_plan(config)
     with phases.phase("starting Serve"):
-        serve_is_ours, (host, port) = _start_serve(config)
+        serve_is_ours, (host, port) = _start_serve(config, front)
     try:
         with phases.phase(f"bringing up {_extent(plan)} on {plan.device}"):
             url = f"http://{host}:{port}{config.route_prefix.rstrip('/')}"
@@ -55,7 +58,7 @@ def application(config: ServeConfig, phases: Phases, stop: threading.Event) -> I
             _wait_until_ready(plan, url, stop)
         if not stop.is_set():
             _show_ledgers(config, phases)
-        yield url
+        yield url if front is None else f"https://{config.host}:{config.port}{config.route_prefix.rstrip('/')}"
     finally:
         with phases.phase("draining"):
             _stop_serve(config, serve_is_ours)
@@ -66,10 +69,11 @@ def _extent(plan: ServePlan) -> str:
     return f"{groups} worker group{'s' * (groups > 1)} of {ranks} rank{'s' * (ranks > 1)}"
 
 
-def _start_serve(config: ServeConfig) -> tuple[bool, tuple[str, int]]:
+def _start_serve(config: ServeConfig, front: TlsFront | None) -> tuple[bool, tuple[str, int]]:
     """Whether Serve had to be started, and the address that it listens on."""
     is_ours = _get_global_client(raise_if_no_controller_running=False) is None
-    serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=config.host, port=config.port))
+    host, port = (config.host, config.port) if front is None else (LOOPBACK, front.port)
+    serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=host, port=port))
     options = _get_global_client().http_config
     return is_ours, (options.host, options.port)
 

@@ -17,8 +17,9 @@ from ..worker.errors import ConfigurationError
 
 PREFIX = "OCTAVO_"
 CACHE_DIR = "OCTAVO_CACHE_DIR"
+API_KEY = "OCTAVO_API_KEY"
 
-KNOWN_VARIABLES = frozenset({CACHE_DIR})
+KNOWN_VARIABLES = frozenset({CACHE_DIR, API_KEY})
 """Every variable that begins with ``OCTAVO_``; another one is a mistake that is said, not ignored."""
 
 
@@ -28,6 +29,8 @@ class Environment:
 
     cache_dir: Path
     """Converted models and compiled CPU kernels; absolute."""
+    api_key: str | None = field(default=None, repr=False)
+    """``OCTAVO_API_KEY``: the key that clients must send, where no flag names others."""
     ray_address: str | None = None
     """``RAY_ADDRESS``: Ray joins this cluster when it is given no address."""
     ray_auth_mode: str | None = None
@@ -43,6 +46,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
     _refuse_unknown(environ)
     return Environment(
         cache_dir=_cache_dir(environ.get(CACHE_DIR)),
+        api_key=environ.get(API_KEY) or None,
         ray_address=environ.get("RAY_ADDRESS") or None,
         ray_auth_mode=environ.get("RAY_AUTH_MODE") or None,
         ray_auth_token=environ.get("RAY_AUTH_TOKEN") or None,
@@ -53,6 +57,12 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
 def default_cache_dir() -> Path:
     """``OCTAVO_CACHE_DIR``, else the cache folder of the user, such as ``~/.cache/octavo``."""
     return read_environment().cache_dir
+
+
+def default_api_keys() -> list[str]:
+    """``OCTAVO_API_KEY``, if it is set."""
+    key = read_environment().api_key
+    return [] if key is None else [key]
 
 
 def _cache_dir(value: str | None) -> Path:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -18,16 +17,17 @@ from fastapi import FastAPI
 from ray import serve
 
 from ..worker.checkpoint.store import resolve_model
-from ..worker.model.config import ModelConfig
+from ..worker.errors import InvalidRequest
 from ..worker.routing_hash import RoutingHasher
 from .api.app import build_app
+from .api.body_worker import BodyWorker
+from .api.judging import JudgeRecipe
 from .api.metrics import GatewayMetrics
-from .api.service import ServedModel
-from .api.text import TextProcessor
 from .data_plane import ClusterService
-from .plan import NAMESPACE, ServePlan, router_names
+from .plan import NAMESPACE, ServePlan, router_names, served_model
 from .router_client import RouterClient
 from .router_lines import RouterAway
+from .send_buffers import SmallSendBuffers
 from .trace_recorder import TraceRecorder
 
 METRICS_PERIOD_S = 1.0
@@ -42,8 +42,12 @@ class Gateway:
     async def __init__(self, plan: ServePlan, routers: Any, groups: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         self._id = uuid.uuid4().hex[:12]
         folder = await asyncio.to_thread(self._model_folder, plan)
-        self._text = await asyncio.to_thread(TextProcessor.load, folder)
         self._info = served_model(plan, folder)
+        recipe = JudgeRecipe(folder, self._info, plan.chat_template, plan.chat_options)
+        self._text = await asyncio.to_thread(recipe.text)
+        logger.info(self._text.template_support.summary())
+        self._http = plan.config
+        self._body_worker = BodyWorker(recipe)
         self._metrics = GatewayMetrics(self._info.name, self._id)
         names = router_names(serve.get_replica_context().app_name, plan.config.num_routers)
         self._router = RouterClient(self._id, [functools.partial(ray.get_actor, name, NAMESPACE) for name in names])
@@ -64,7 +68,16 @@ class Gateway:
         return recorder
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        app = build_app(self._service, self._text, self._info, metrics=self._metrics, answers_request_id=False)
+        app = build_app(
+            self._service,
+            self._text,
+            self._info,
+            http=self._http,
+            metrics=self._metrics,
+            body_worker=self._body_worker,
+            answers_request_id=False,
+        )
+        app.add_middleware(SmallSendBuffers)
         app.router.lifespan_context = self._lifespan
         return app
 
@@ -78,11 +91,18 @@ class Gateway:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
+        await asyncio.to_thread(self._body_worker.close)
         self._text.close()
 
     def _background(self) -> list[Coroutine[Any, Any, None]]:
         recording = [] if self._recorder is None else [self._recorder.run()]
-        return [self._service.groups.run(), self._report_metrics(), *recording]
+        return [self._service.groups.run(), self._report_metrics(), self._load_grammars(), *recording]
+
+    async def _load_grammars(self) -> None:
+        """Before requests are there: it stops the event loop for a part of a second. A tokenizer that grammars cannot
+        use is told to the requests that want one."""
+        with contextlib.suppress(InvalidRequest):
+            await asyncio.to_thread(self._text.grammars.load)
 
     async def _report_metrics(self) -> None:
         """The routers keep every gateway's metrics, so that each of them can answer for the whole cluster."""
@@ -90,16 +110,3 @@ class Gateway:
             await asyncio.sleep(METRICS_PERIOD_S)
             with contextlib.suppress(RouterAway):
                 await self._router.report_metrics(self._metrics.text())
-
-
-def served_model(plan: ServePlan, folder: Path) -> ServedModel:
-    """What the API says of the model. Raises ConfigurationError for a folder that cannot be read."""
-    limit = plan.config.max_model_len or ModelConfig.from_folder(folder).max_position_embeddings
-    return ServedModel(
-        plan.served_model_name,
-        limit,
-        int(time.time()),
-        max_num_seqs=plan.config.max_num_seqs,
-        max_output_tokens=plan.config.max_output_tokens,
-        scheduling_policy=plan.config.scheduling_policy,
-    )

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ..worker.errors import Overloaded, Unavailable
-from ..worker.messages import Branch, FinishReason, Request, RouteDecision, SequenceUpdate
+from ..worker.messages import Branch, FinishReason, Request, RouteDecision, SequenceUpdate, TokenLogprobs
 from .api.metrics import GatewayMetrics
-from .api.service import Route, RouteWishes, TokenDelta
-from .group_client import GroupClient, GroupLost, TokenStream
+from .api.service import GenerationRequest, Route, RouteWishes, TokenDelta
+from .token_stream import FIRST_PROMPT_POSITION, GroupLost, TokenStream
 
 MOST_ATTEMPTS = 3
 """A request that so many groups died of is not given to another."""
@@ -24,12 +24,24 @@ ROUTE_PATIENCE_S = 30.0
 """How long a request whose group died waits for another one, and a new one for the first."""
 
 
+class GroupLine(Protocol):
+    """What a placed request asks of its group: of a ``GroupClient``, or of an engine in this process."""
+
+    generation: int
+
+    def forget(self, request_id: str) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def abort_branch(self, request_id: str, branch: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a request is now."""
 
     decision: RouteDecision
-    client: GroupClient
+    client: GroupLine
     stream: TokenStream
     queued_s: float
     """Seconds that it waited in the router's queue before."""
@@ -69,6 +81,8 @@ class ClusterGeneration:
     num_branches: int = field(init=False)
     num_output_tokens: int = 0
     """Of the longest branch."""
+    next_prompt_position: int = FIRST_PROMPT_POSITION
+    """Of the prompt's tokens, how likely those before it were has been told."""
     is_over: bool = False
 
     def __post_init__(self) -> None:
@@ -99,46 +113,58 @@ class ClusterGeneration:
         """New tokens of all branches until each has ended."""
         while self.outputs:
             try:
-                async for delta in self._from_group():
-                    yield delta
+                for update in await self._placed().stream.take():
+                    if (delta := self._take(update)) is not None:
+                        yield delta
             except GroupLost as loss:
                 if (failure := await self._move(loss)) is not None:
                     self._end()
                     for branch in list(self.outputs):
-                        yield replace(failure, branch=branch)
+                        yield failure._replace(branch=branch)
                     return
 
-    async def _from_group(self) -> AsyncIterator[TokenDelta]:
-        async for update in self._placed().stream.updates():
-            if update.branch in self.outputs:  # else it was ended here, or before a beam search began again
-                yield self._take(update)
-            if not self.outputs:
-                return
-
-    def _take(self, update: SequenceUpdate) -> TokenDelta:
-        output = self.outputs[update.branch]
-        output.extend(update.token_ids)
+    def _take(self, update: SequenceUpdate) -> TokenDelta | None:
+        """None where it says nothing that has not been said."""
+        output = self.outputs.get(update.branch)
+        if output is None:  # it was ended here, or before a beam search began again
+            return None
+        output += update.token_ids
         self.num_output_tokens = max(self.num_output_tokens, len(output))
         if update.finish_reason is not None:
-            del self.outputs[update.branch]
-            if not self.outputs:
-                self._placed().client.forget(self.request.request_id)
-                self._end()
+            self._end_branch(update.branch)
+        told = self._prompt_once(update) if update.prompt_logprobs else ()
+        if not (update.token_ids or told or update.finish_reason is not None):
+            return None
         return TokenDelta(
             update.token_ids,
             update.finish_reason,
-            self._cached_once(update),
+            None if self.cached_told else self._cached_once(update),
             update.error,
             update.branch,
             update.retry_after_s,
             update.param,
             update.code,
+            update.logprobs,
+            told,
+            update.embedding,
         )
+
+    def _end_branch(self, branch: int) -> None:
+        """The group has ended it."""
+        del self.outputs[branch]
+        if not self.outputs:
+            self._placed().client.forget(self.request.request_id)
+            self._end()
+
+    def _prompt_once(self, update: SequenceUpdate) -> tuple[TokenLogprobs, ...]:
+        """What it says of the prompt and no group before has said."""
+        told = self.next_prompt_position - update.prompt_position
+        fresh = update.prompt_logprobs[told:]
+        self.next_prompt_position += len(fresh)
+        return fresh
 
     def _cached_once(self, update: SequenceUpdate) -> int | None:
         """Told with the first delta; those of another branch or a later group would count a prompt twice."""
-        if self.cached_told:
-            return None
         self.cached_told = update.num_cached_tokens is not None
         return update.num_cached_tokens
 
@@ -163,7 +189,7 @@ class ClusterGeneration:
         if self._remaining_s() == 0.0:
             return TokenDelta((), FinishReason.TIMEOUT)
         if isinstance(error, Unavailable):
-            return TokenDelta((), FinishReason.ERROR, error=str(error))
+            return TokenDelta((), FinishReason.ABORT, error=str(error))
         return TokenDelta((), FinishReason.OVERLOADED, error=str(error), retry_after_s=error.retry_after_s)
 
     def _continuation(self) -> Request:
@@ -211,3 +237,23 @@ class ClusterGeneration:
         if not self.is_over:
             self.is_over = True
             self.service.ended(self)
+
+
+def wire_request(request: GenerationRequest, gateway_id: str, routing_hashes: bytes) -> Request:
+    """What a worker group is sent: all branches, without output yet."""
+    return Request(
+        request_id=request.request_id,
+        gateway_id=gateway_id,
+        model=request.model,
+        prompt_token_ids=request.prompt_token_ids,
+        routing_hashes=routing_hashes,
+        sampling=request.sampling,
+        branches=tuple(Branch(index) for index in range(request.num_branches)),
+        priority=request.priority,
+        timeout_s=request.timeout_s,
+        cache_salt=request.cache_salt,
+        tenant=request.tenant,
+        use_prefix_cache=request.use_prefix_cache,
+        queue_timeout_s=request.queue_timeout_s,
+        pooling=request.pooling,
+    )

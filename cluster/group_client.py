@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from ray.exceptions import RayError
 
 from ..worker.messages import Request, SequenceUpdate, TokenFrame
 from ..worker.wire import WireError, pack, unpack
+from .token_stream import GroupLost, TokenStream
 
 POLL_S = 1.0
 """The leader answers a poll after so long, with or without tokens."""
@@ -29,51 +29,12 @@ CALL_TIMEOUT_S = 10.0
 logger = logging.getLogger(__name__)
 
 
-class GroupLost(Exception):
-    """The worker group did not finish the request. ``is_dead``: it is of no use to anybody, as far as we know."""
-
-    def __init__(self, *, is_dead: bool) -> None:
-        super().__init__("the worker group was lost")
-        self.is_dead = is_dead
-
-
 class GroupFull(Exception):
     """The worker group is well, and has no room for the request."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-
-
-class TokenStream:
-    """The updates of one request from one group, in order, without repeats; ``positions`` are those it begins at."""
-
-    def __init__(self, positions: dict[int, int]) -> None:
-        self._updates: asyncio.Queue[SequenceUpdate | GroupLost] = asyncio.Queue()
-        self._next_position = positions
-
-    def put(self, update: SequenceUpdate) -> bool:
-        """Add an update, without the tokens that an earlier one brought. False when tokens before it are missing."""
-        known = self._next_position.get(update.branch, 0)
-        if update.position > known:
-            return False
-        fresh = update.token_ids[known - update.position :]
-        self._next_position[update.branch] = known + len(fresh)
-        if fresh or update.finish_reason is not None:
-            self._updates.put_nowait(replace(update, position=known, token_ids=fresh))
-        return True
-
-    def lose(self, loss: GroupLost) -> None:
-        """No update will come any more."""
-        self._updates.put_nowait(loss)
-
-    async def updates(self) -> AsyncIterator[SequenceUpdate]:
-        """Updates until the reader stops. Raises GroupLost after the last when the group is lost."""
-        while True:
-            update = await self._updates.get()
-            if isinstance(update, GroupLost):
-                raise update
-            yield update
 
 
 class GroupClient:

@@ -29,19 +29,23 @@ from .local_ray import (
 )
 from .phases import Phases
 from .plan import NAMESPACE
-from .preflight import check_memory, check_model, fit_context
+from .preflight import check_api_keys, check_memory, check_model, fit_context, note_defaults
 from .supervisor import become_child
+from .tls import TlsFront, check_tls, tls_front
 
 
 def serve(config: ServeConfig) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigurationError for what the user can mend, StartFailed otherwise."""
     become_child()
     phases = Phases(sys.stderr)
+    check_tls(config)
+    check_api_keys(config)
     config = _with_port(config) if config.port == 0 or config.address is None else config
     resolved = resolve_model(config.model, cache_dir=config.cache_dir, report=phases.note)
     with phases.phase("checking the model"):
         check_model(config, resolved.path)
         config = fit_context(config, resolved.path, phases.note)
+        note_defaults(config, resolved.path, phases.note)
         if config.address is None:
             check_memory(config, resolved.path)
     # Names in the folder that we were started in must not hide installed packages in Ray's workers.
@@ -49,12 +53,13 @@ def serve(config: ServeConfig) -> None:
     os.chdir(config.cache_dir)
     adopt_orphans()
     with no_process_left(), scratch_folder() as scratch:
+        front = tls_front(config, scratch)
         set_environment(auth_environment(read_environment(), joining=config.address is not None))
         if config.address is None:
-            set_environment(own_ray_environment(scratch))
+            set_environment(own_ray_environment(scratch, front.section if front else None))
         stop = threading.Event()
         _stop_on_signals(stop)
-        with _ray(config, phases, stop), _application(config, phases, stop) as url:
+        with _ray(config, phases, stop), _application(config, phases, stop, front) as url:
             if not stop.is_set():
                 phases.ready(url, config.served_model_name or resolved.served_name)
             stop.wait()
@@ -127,7 +132,9 @@ def _ray_options(config: ServeConfig) -> dict[str, Any]:
     }
 
 
-def _application(config: ServeConfig, phases: Phases, stop: threading.Event) -> AbstractContextManager[str]:
+def _application(
+    config: ServeConfig, phases: Phases, stop: threading.Event, front: TlsFront | None
+) -> AbstractContextManager[str]:
     from .deploy import application
 
-    return application(config, phases, stop)
+    return application(config, phases, stop, front)

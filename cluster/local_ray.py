@@ -24,6 +24,14 @@ HAPROXY_BALANCE = "leastconn\n    no option splice-request\n    no option splice
 came in two pieces, and the request is computed to its end for nobody. There is no variable for splicing; the value of
 this one stands at the end of the section in which a later option wins."""
 
+HAPROXY_LOG = """127.0.0.1:514 local0 info
+    tune.sndbuf.client 65536
+    tune.rcvbuf.server 65536
+    #"""
+"""Of answers that a client does not read HAProxy's connections hold no more than these bytes each (megabytes without
+them), so that the gateway notices. There is no variable for them; the value of this one stands in the section that they
+belong in, before the words ``local0 info``."""
+
 LEFTOVER_S = 10.0
 """How long processes may take to end by themselves when Ray has been shut down."""
 
@@ -49,11 +57,11 @@ def auth_environment(environment: Environment, *, joining: bool) -> dict[str, st
     return {"RAY_AUTH_MODE": mode}
 
 
-def own_ray_environment(scratch: Path) -> dict[str, str]:
+def own_ray_environment(scratch: Path, haproxy_section: str | None = None) -> dict[str, str]:
     """Further variables of a Ray of our own, for this process and all that it starts.
 
     HAProxy carries streamed tokens at half the cost of Serve's own proxy; its files and ports are ours alone, so that
-    several clusters fit on one machine.
+    several clusters fit on one machine. ``haproxy_section`` is put into its configuration (``tls.py``).
     """
     metrics, stats = free_ports(2)
     return {
@@ -62,7 +70,10 @@ def own_ray_environment(scratch: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "server-state"),
-        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": HAPROXY_BALANCE,
+        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "\n".join(
+            [HAPROXY_BALANCE, *([haproxy_section] if haproxy_section else [])]
+        ),
+        "RAY_SERVE_HAPROXY_LOG_TARGET": HAPROXY_LOG,
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",

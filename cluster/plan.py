@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..worker.model.config import ModelConfig
 from ..worker.spec import WorkerSpec
+from .api.chat.prompts import ChatOptions
+from .api.generation_defaults import GenerationDefaults
+from .api.service import ServedModel
 from .config import DEFAULT_GPU_MEMORY_UTILIZATION, DEFAULT_PRIORITY_AGING_S, ServeConfig
 
 NAMESPACE = "octavo"
@@ -28,6 +33,13 @@ class ServePlan:
     """Secret of the routing hash; the same as long as the cluster lives."""
     num_ranks_on_machine: int
     """Ranks that share the cores and the memory of one machine."""
+    chat_template: str | None = None
+    """The text of --chat-template; None: the model's own."""
+
+    @property
+    def chat_options(self) -> ChatOptions:
+        config = self.config
+        return ChatOptions(config.trust_request_chat_template, config.tool_call_parser, config.reasoning_parser)
 
     @property
     def num_ranks(self) -> int:
@@ -82,6 +94,22 @@ class ServePlan:
             quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
         )
+
+
+def served_model(plan: ServePlan, folder: Path) -> ServedModel:
+    """What the API says of the model. Raises ConfigurationError for a folder that cannot be read."""
+    limit = plan.config.max_model_len or ModelConfig.from_folder(folder).max_position_embeddings
+    return ServedModel(
+        plan.served_model_name,
+        limit,
+        int(time.time()),
+        max_num_seqs=plan.config.max_num_seqs,
+        max_output_tokens=plan.config.max_output_tokens,
+        scheduling_policy=plan.config.scheduling_policy,
+        max_logprobs=plan.config.max_logprobs,
+        pooling=plan.config.pooling,
+        defaults=GenerationDefaults.load(plan.config.generation_config, folder),
+    )
 
 
 def compile_cache(cache_dir: Path) -> Path:

@@ -12,6 +12,9 @@ from ..worker.ledger import gib
 from ..worker.model.config import ModelConfig
 from ..worker.model.device_limits import Device, check_any_device, check_device
 from ..worker.model.partition import partition
+from .api.auth import ApiKeys
+from .api.fields import MAX_TEMPLATE_CHARS
+from .api.generation_defaults import GenerationDefaults
 from .config import ServeConfig
 from .trace_recorder import check_trace_file
 
@@ -36,12 +39,44 @@ def check_model(config: ServeConfig, folder: Path) -> None:
         from ..worker.model.check import check_model_folder
 
         check_model_folder(folder)
+    GenerationDefaults.load(config.generation_config, folder)
+    read_chat_template(config)
     if config.record_trace is not None and config.address is None:  # else a gateway looks, on the node that it is on
         check_trace_file(config.record_trace)
     limit = model.longest_context
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigurationError(f"--max-model-len: the model's context is {limit} tokens, got {config.max_model_len}")
     config.check_context(config.max_model_len or model.max_position_embeddings)
+
+
+def check_api_keys(config: ServeConfig) -> None:
+    """Raises ConfigurationError for a file of API keys that the gateways will not be able to use."""
+    if config.api_key_file is not None and config.address is None:  # else a gateway looks, on the node that it is on
+        ApiKeys(config.api_key, config.api_key_file)
+
+
+def read_chat_template(config: ServeConfig) -> str | None:
+    """The text of --chat-template; None: the model's own. Raises ConfigurationError."""
+    if config.chat_template is None:
+        return None
+    try:
+        template = config.chat_template.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--chat-template: {config.chat_template} cannot be read: {error}") from error
+    if len(template) > MAX_TEMPLATE_CHARS:
+        raise ConfigurationError(
+            f"--chat-template: {config.chat_template} has {len(template)} characters, at most {MAX_TEMPLATE_CHARS} are"
+            " allowed"
+        )
+    return template
+
+
+def note_defaults(config: ServeConfig, folder: Path, note: Callable[[str], None]) -> None:
+    """Say which sampling defaults are the model's and not OpenAI's."""
+    own = GenerationDefaults.load(config.generation_config, folder).own()
+    if own:
+        values = ", ".join(f"{name} {value:g}" for name, value in own.items())
+        note(f"requests that say nothing get {values}, by generation_config.json (--generation-config none: OpenAI's)")
 
 
 def fit_context(config: ServeConfig, folder: Path, note: Callable[[str], None]) -> ServeConfig:

@@ -9,13 +9,15 @@ from ..router.decision import Reason
 from ..router.verdicts import RefusalReason
 from ..worker.errors import Overloaded, Unavailable
 from ..worker.messages import Request, RouteDecision, RouteQuery
+from ..worker.sequence import reads_whole_prompt
 from .api.metrics import GatewayMetrics
 from .api.service import RouteWishes
 from .generation import Placement
-from .group_client import GroupClient, GroupFull, GroupLost, num_sequences
+from .group_client import GroupClient, GroupFull, num_sequences
 from .registry import GroupRegistry
 from .router_client import RouterClient
 from .router_lines import RouterAway
+from .token_stream import GroupLost
 
 RETRY_PAUSE_S = 0.2
 
@@ -99,7 +101,7 @@ class Submitter:
         query = RouteQuery(
             request_id=request.request_id,
             model=request.model,
-            routing_hashes=request.routing_hashes,
+            routing_hashes=b"" if reads_whole_prompt(request) else request.routing_hashes,
             num_prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.sampling.max_tokens,
             priority=request.priority,

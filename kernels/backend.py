@@ -13,7 +13,7 @@ from torch import Tensor
 from . import reference
 from .kv_cache import KVCache, KVPool
 from .quantized import Weight
-from .sampling import Drawn, SamplingTensors
+from .sampling import Drawn, Logprobs, SamplingTensors
 
 if TYPE_CHECKING:  # it imports numba, which GPUs do without
     from .cpu_program import Team
@@ -68,6 +68,7 @@ class Kernels:
     gelu_mul: Callable[[Tensor], Tensor]
     gelu_erf_mul: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SamplingTensors], Drawn]
+    logprobs: Callable[[Tensor, Tensor, int], Logprobs]
     prepare_linear: PrepareLinear
     """Packs a weight once for many products; what a layer calls afterwards."""
     team: Team | None = None
@@ -95,13 +96,14 @@ def reference_kernels() -> Kernels:
         gelu_mul=reference.gelu_mul,
         gelu_erf_mul=reference.gelu_erf_mul,
         sample=reference.sample,
+        logprobs=reference.logprobs,
         prepare_linear=reference.prepare_linear,
     )
 
 
 def cpu_kernels() -> Kernels:
     """numba and oneDNN."""
-    from . import cpu_attention, cpu_cache, cpu_elementwise, cpu_linear, cpu_sample
+    from . import cpu_attention, cpu_cache, cpu_elementwise, cpu_linear, cpu_logprobs, cpu_sample
     from .cpu_program import Team
 
     team = Team()
@@ -116,6 +118,7 @@ def cpu_kernels() -> Kernels:
         gelu_mul=partial(cpu_elementwise.gelu_mul, team),
         gelu_erf_mul=partial(cpu_elementwise.gelu_erf_mul, team),
         sample=cpu_sample.sample,
+        logprobs=cpu_logprobs.logprobs,
         prepare_linear=partial(cpu_linear.prepare_linear, team),
         team=team,
     )
@@ -123,7 +126,7 @@ def cpu_kernels() -> Kernels:
 
 def triton_kernels(*, batch_invariant: bool = False) -> Kernels:
     """Triton, for NVIDIA and AMD GPUs. ``batch_invariant``: see triton_attention.py, triton_linear.py."""
-    from . import triton_attention, triton_cache, triton_elementwise, triton_linear, triton_sample
+    from . import triton_attention, triton_cache, triton_elementwise, triton_linear, triton_logprobs, triton_sample
 
     return Kernels(
         name="triton",
@@ -136,6 +139,7 @@ def triton_kernels(*, batch_invariant: bool = False) -> Kernels:
         gelu_mul=triton_elementwise.gelu_mul,
         gelu_erf_mul=triton_elementwise.gelu_erf_mul,
         sample=triton_sample.sample,
+        logprobs=triton_logprobs.logprobs,
         prepare_linear=partial(triton_linear.prepare_linear, batch_invariant=batch_invariant),
     )
 

@@ -15,12 +15,7 @@ import math
 import numpy as np
 
 from .cpu_numba import fast_exp, helper
-
-GROUP = 64
-"""Tokens whose largest logit is remembered."""
-
-CHUNK = 512
-"""Tokens whose exponentials are summed in float32; a multiple of GROUP."""
+from .cpu_sample_scan import CHUNK, GROUP, LARGEST_FLOAT
 
 NUM_BUCKETS = 512
 """Of top_p's histogram over the depth below the best token."""
@@ -48,7 +43,7 @@ def _sum_of_weights(logits, largest, inverse_temperature, threshold):
 
 
 @helper
-def _sift_down(heap, root, size):
+def sift_down(heap, root, size):
     """Lets the element at ``root`` sink to its place in a heap whose smallest is first."""
     value = heap[root]
     while True:
@@ -63,22 +58,22 @@ def _sift_down(heap, root, size):
 
 
 @helper
-def _make_heap(values):
+def make_heap(values):
     for root in range(values.size // 2 - 1, -1, -1):
-        _sift_down(values, root, values.size)
+        sift_down(values, root, values.size)
 
 
 @helper
-def _kth_largest(values, k):
+def kth_largest(values, k):
     """The smallest of a heap of the k best so far: most values cost one comparison."""
     best = np.empty(k, _f32)
     for i in range(k):
         best[i] = values[i]
-    _make_heap(best)
+    make_heap(best)
     for i in range(k, values.size):
         if values[i] > best[0]:
             best[0] = values[i]
-            _sift_down(best, 0, k)
+            sift_down(best, 0, k)
     return best[0]
 
 
@@ -105,9 +100,9 @@ def _drop_below(threshold, values, tokens, count):
 
 @helper
 def _min_p_threshold(largest, temperature, min_p):
-    """The smallest float32 that min_p keeps."""
+    """The smallest float32 that min_p keeps, which is not -inf."""
     if min_p <= 0:
-        return _f32(-np.inf)
+        return -LARGEST_FLOAT
     exact = np.float64(largest) + temperature * math.log(min_p)
     threshold = _f32(exact)
     return threshold if np.float64(threshold) >= exact else np.nextafter(threshold, _f32(np.inf))
@@ -150,7 +145,7 @@ def _top_p_threshold(values, weights, largest, inverse_temperature, goal):
 @helper
 def _last_needed(negated, largest, inverse_temperature, goal):
     """The first logit, likeliest first, at which the weights reach ``goal``; else the last."""
-    _make_heap(negated)
+    make_heap(negated)
     before, smallest, count = 0.0, largest, negated.size
     while count > 0:
         smallest = -negated[0]
@@ -159,7 +154,7 @@ def _last_needed(negated, largest, inverse_temperature, goal):
             break
         count -= 1
         negated[0] = negated[count]
-        _sift_down(negated, 0, count)
+        sift_down(negated, 0, count)
     return smallest
 
 
@@ -168,10 +163,10 @@ def keep(logits, maxima, largest, temperature, top_k, top_p, min_p, values, toke
     """Gathers the tokens that min_p, then top_k, then top_p leave; returns how many."""
     threshold, inverse_temperature, total = (_min_p_threshold(largest, temperature, min_p), 1 / temperature, 0.0)
     if top_k < logits.size:
-        bound = _kth_largest(maxima, top_k) if top_k <= maxima.size else threshold
+        bound = kth_largest(maxima, top_k) if top_k <= maxima.size else threshold
         count = _gather(logits, maxima, max(bound, threshold), values, tokens)
         if count > top_k:
-            count = _drop_below(_kth_largest(values[:count], top_k), values, tokens, count)
+            count = _drop_below(kth_largest(values[:count], top_k), values, tokens, count)
         total = _sum_of_weights(values[:count], largest, inverse_temperature, threshold)
     else:
         if top_p < 1:

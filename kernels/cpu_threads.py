@@ -60,4 +60,6 @@ def _touch_sample(kernels: Kernels, num_rows: int, vocab_size: int) -> None:
     whole = torch.zeros(num_rows, dtype=torch.int32)
     off, seeds = torch.full_like(whole, vocab_size), torch.zeros(num_rows, dtype=torch.int64)
     ones, zeros = torch.ones(num_rows), torch.zeros(num_rows)
-    kernels.sample(torch.zeros(num_rows, vocab_size), SamplingTensors(ones, off, ones, zeros, seeds, whole, whole))
+    logits = torch.zeros(num_rows, vocab_size)
+    kernels.sample(logits, SamplingTensors(ones, off, ones, zeros, seeds, whole, whole))
+    kernels.logprobs(logits, seeds, 1)

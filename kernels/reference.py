@@ -16,7 +16,7 @@ from torch import Tensor
 from .kv_cache import KVCache, KVPool, quantize_tokens
 from .noise import gumbel_noise
 from .quantized import DIGIT_RATIO, Fp8Weight, Int8Weight, Weight, dequantize
-from .sampling import Drawn, Penalties, SamplingTensors, TokenRuns
+from .sampling import GREEDY_TEMPERATURE, Drawn, Logprobs, Penalties, SamplingTensors, TokenRuns
 
 
 def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
@@ -195,16 +195,16 @@ def _rounded_input(x: Tensor, dtype: torch.dtype, num_digits: int) -> Tensor:
 def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
     """Draws one token for each row of logits, float32 ``[R, V]``, statelessly. The logits are left as they are.
 
-    Order: penalties and bans, temperature, min_p, top_k, then top_p of what these left, renormalised (vLLM's order).
-    Equals share their fate: min_p keeps every token with at least ``min_p`` times the best token's probability, top_k
-    every token whose logit is not below the k-th best, top_p every token for which the tokens strictly likelier than
-    it hold less than ``top_p`` of the probability; the best token always stays. The draw is the largest of scaled
-    logit + Gumbel noise (Gumbel-max trick; Maddison, Tarlow, Minka 2014). Everything past the temperature is float64,
-    so that backends agree though their sums and logarithms round differently.
+    Order: penalties, bias, bans and the allow-mask, temperature, min_p, top_k, then top_p of what these left,
+    renormalised (vLLM's order). Equals share their fate: min_p keeps every token with at least ``min_p`` times the best
+    token's probability, top_k every token whose logit is not below the k-th best, top_p every token for which the
+    tokens strictly likelier than it hold less than ``top_p`` of the probability; the best token always stays. The draw
+    is the largest of scaled logit + Gumbel noise (Gumbel-max trick; Maddison, Tarlow, Minka 2014). Everything past the
+    temperature is float64, so that backends agree though their sums and logarithms round differently.
     """
     edited = edit_logits(logits, how)
     is_valid = logits.amax(dim=-1).isfinite() & edited.amax(dim=-1).isfinite()
-    drawn = how.temperature > 0
+    drawn = how.temperature > GREEDY_TEMPERATURE
     scaled = edited.double() / torch.where(drawn, how.temperature, 1.0)[:, None].double()
     scaled = filter_top_p(filter_top_k(filter_min_p(scaled, how.min_p), how.top_k), how.top_p)
     noise = gumbel_noise(how.seeds, how.branches, how.positions, logits.shape[-1])
@@ -213,15 +213,45 @@ def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
     return Drawn(torch.where(is_valid, token_ids, -1), torch.where(is_valid, logprobs, torch.nan))
 
 
+def logprobs(logits: Tensor, token_ids: Tensor, k: int) -> Logprobs:
+    """Log-probabilities of one token, int64 ``[R]``, and of the ``k`` likeliest, in each row of float32 ``[R, V]``.
+
+    ``k`` is 0 to V. A token id outside of the vocabulary stands for none.
+    """
+    vocab_size, is_valid = logits.shape[-1], logits.amax(dim=-1).isfinite()
+    has_token = is_valid & (token_ids >= 0) & (token_ids < vocab_size)
+    every = logits.double().log_softmax(dim=-1).float()
+    chosen = token_ids.clamp(0, vocab_size - 1)[:, None]
+    ranks = 1 + (logits > logits.gather(-1, chosen)).sum(dim=-1)
+    top = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    return Logprobs(
+        torch.where(has_token, every.gather(-1, chosen).squeeze(-1), torch.nan),
+        torch.where(has_token, ranks, 0).int(),
+        torch.where(is_valid[:, None], top, -1).int(),
+        torch.where(is_valid[:, None], every.gather(-1, top), torch.nan),
+    )
+
+
 def edit_logits(logits: Tensor, how: SamplingTensors) -> Tensor:
-    """The logits with penalties, and -inf for banned tokens."""
+    """The logits with penalties and bias, and -inf for tokens that are banned or not allowed."""
     if how.penalties is not None:
         row, token = row_of_each(how.penalties.seen), how.penalties.seen.tokens.long()
         logits = logits.index_put((row, token), penalised(logits[row, token], row, how.penalties))
+    if how.bias is not None:
+        biased = row_of_each(how.bias.runs), how.bias.runs.tokens.long()
+        logits = logits.index_put(biased, how.bias.values, accumulate=True)
     if how.banned is not None:
         banned = row_of_each(how.banned), how.banned.tokens.long()
         logits = logits.index_put(banned, logits.new_tensor(-torch.inf))
+    if how.allowed is not None:
+        logits = logits.masked_fill(~unpacked(how.allowed, logits.shape[-1]), -torch.inf)
     return logits
+
+
+def unpacked(words: Tensor, count: int) -> Tensor:
+    """int32 ``[R, ceil(count / 32)]`` → bool ``[R, count]``: bit i % 32 of word i // 32."""
+    bits = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words[..., None] >> bits) & 1).bool().flatten(1)[:, :count]
 
 
 def row_of_each(runs: TokenRuns) -> Tensor:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+GREEDY_TEMPERATURE = 1e-4
+"""At most this is 0: what it would draw is the best token, or one as good but for the rounding of logits."""
+
 
 @dataclass(frozen=True)
 class TokenRuns:
@@ -48,10 +51,10 @@ class LogitBias:
 
 @dataclass(frozen=True)
 class SamplingTensors:
-    """All ``[R]``."""
+    """All ``[R]`` and, as what is in them, contiguous."""
 
     temperature: Tensor
-    """float32; 0.0: the best token, the lowest id of equals."""
+    """float32; 0.0, and up to GREEDY_TEMPERATURE: the best token, the lowest id of equals."""
     top_k: Tensor
     """int32; the vocabulary's size: off."""
     top_p: Tensor
@@ -88,3 +91,18 @@ class Drawn:
     """int64 ``[R]``; -1 where the logits hold NaN, the largest is not finite, or all are banned."""
     logprobs: Tensor
     """float32 ``[R]``: of the token, in the log-softmax of the logits as they were given; NaN for -1."""
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Of each row of logits, in its log-softmax. A row without one (NaN is in it, or the largest logit is not finite)
+    has NaN, rank 0 and id -1."""
+
+    logprobs: Tensor
+    """float32 ``[R]``: of the token asked for; NaN where there is none."""
+    ranks: Tensor
+    """int32 ``[R]``: 1 for the largest logit: how many are larger, and one; 0 where there is none."""
+    top_token_ids: Tensor
+    """int32 ``[R, k]``: the likeliest, largest first, of equal logits the lowest id first."""
+    top_logprobs: Tensor
+    """float32 ``[R, k]``; -inf where the logit is."""

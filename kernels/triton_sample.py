@@ -1,6 +1,7 @@
 """Sampling on GPUs. The numbers are those of ``noise.py``; nothing is asked of the device, so that graphs can hold it.
 
-1. ``penalise_kernel``, ``ban_kernel``: in a copy of the logits, where any row has such wishes.
+1. ``penalise_kernel``, ``bias_kernel``, ``ban_kernel``, ``mask_kernel``: in a copy of the logits, where any row has
+   such wishes.
 2. ``threshold_kernel`` (triton_sample_filter.py), where any row filters: the smallest logit that each row keeps.
 3. ``draw_kernel``: of each part of a row the best perturbed logit, and the sum of exponentials.
 4. ``finish_kernel``: of each row the best part, and the token's log-probability.
@@ -17,17 +18,20 @@ import triton.language as tl
 from torch import Tensor
 
 from . import noise
-from .sampling import Drawn, SamplingTensors
+from .sampling import GREEDY_TEMPERATURE, Drawn, SamplingTensors
 from .triton_sample_filter import find_thresholds
 
 PART = 8192
 """Tokens of a row that one program of ``draw_kernel`` looks at."""
 DRAW_BLOCK = 1024
 EDIT_BLOCK = 256
+MASK_BLOCK = 1024
+"""Tokens whose bits one program of ``mask_kernel`` looks at."""
 
 GAMMA = tl.constexpr(noise.GAMMA)
 MIX_1 = tl.constexpr(noise.MIX_1)
 MIX_2 = tl.constexpr(noise.MIX_2)
+GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
 
 
 @triton.jit
@@ -59,6 +63,19 @@ def penalise_kernel(
 
 
 @triton.jit
+def bias_kernel(logits, tokens, starts, values, logits_stride, BLOCK: tl.constexpr):
+    """One program for one row."""
+    row = tl.program_id(0).to(tl.int64)
+    end = tl.load(starts + row + 1)
+    for start in range(tl.load(starts + row), end, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        inside = place < end
+        at = logits + row * logits_stride + tl.load(tokens + place, mask=inside, other=0)
+        value = tl.load(values + place, mask=inside, other=0.0)
+        tl.store(at, tl.load(at, mask=inside, other=0.0) + value, mask=inside)
+
+
+@triton.jit
 def ban_kernel(logits, tokens, starts, logits_stride, BLOCK: tl.constexpr):
     """One program for one row."""
     row = tl.program_id(0).to(tl.int64)
@@ -68,6 +85,17 @@ def ban_kernel(logits, tokens, starts, logits_stride, BLOCK: tl.constexpr):
         inside = place < end
         token = tl.load(tokens + place, mask=inside, other=0)
         tl.store(logits + row * logits_stride + token, float("-inf"), mask=inside)
+
+
+@triton.jit
+def mask_kernel(logits, allowed, logits_stride, allowed_stride, vocab_size, BLOCK: tl.constexpr):
+    """Grid (rows, blocks). Where everything is allowed it only reads the mask."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < vocab_size
+    word = tl.load(allowed + row * allowed_stride + token // 32, mask=inside, other=-1)
+    is_banned = inside & (((word >> (token % 32)) & 1) == 0)
+    tl.store(logits + row * logits_stride + token, float("-inf"), mask=is_banned)
 
 
 @triton.jit
@@ -99,9 +127,9 @@ def draw_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    temperature = tl.load(temperatures + row).to(tl.float64)
-    greedy = temperature <= 0
-    temperature = tl.where(greedy, 1.0, temperature)
+    temperature = tl.load(temperatures + row)
+    greedy = temperature <= GREEDY
+    temperature = tl.where(greedy, 1.0, temperature.to(tl.float64))
     inverse_temperature = 1.0 / temperature
     threshold = float("-inf")
     if FILTERED:
@@ -232,7 +260,7 @@ def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
 
 
 def _edit(logits: Tensor, how: SamplingTensors) -> Tensor:
-    """The logits with penalties and bans; the same tensor where there are none."""
+    """The logits with what the rows wish for them; the same tensor where there is nothing."""
     if not how.edits:
         return logits
     grid, edited = (len(logits),), logits.clone()
@@ -241,6 +269,12 @@ def _edit(logits: Tensor, how: SamplingTensors) -> Tensor:
         p = how.penalties
         runs = (p.seen.tokens, p.seen.starts, p.counts, p.repetition, p.frequency, p.presence)
         penalise_kernel[grid](edited, *runs, stride, BLOCK=EDIT_BLOCK)
+    if how.bias is not None:
+        b = how.bias
+        bias_kernel[grid](edited, b.runs.tokens, b.runs.starts, b.values, stride, BLOCK=EDIT_BLOCK)
     if how.banned is not None:
         ban_kernel[grid](edited, how.banned.tokens, how.banned.starts, stride, BLOCK=EDIT_BLOCK)
+    if how.allowed is not None:
+        blocks = (len(logits), triton.cdiv(logits.shape[1], MASK_BLOCK))
+        mask_kernel[blocks](edited, how.allowed, stride, how.allowed.stride(0), logits.shape[1], BLOCK=MASK_BLOCK)
     return edited

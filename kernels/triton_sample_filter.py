@@ -14,10 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .sampling import SamplingTensors
+from .sampling import GREEDY_TEMPERATURE, SamplingTensors
 
 BLOCK = 4096
 NUM_WARPS = 16
+
+GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
 
 
 @triton.jit
@@ -34,12 +36,16 @@ def float_of(key):
 
 @triton.jit
 def largest_of(logits, vocab_size, BLOCK: tl.constexpr):
+    """The largest logit, and how many are not -inf."""
     lane = tl.arange(0, BLOCK)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
+    count = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab_size, BLOCK):
         token = start + lane
-        largest = tl.maximum(largest, tl.load(logits + token, mask=token < vocab_size, other=float("-inf")))
-    return tl.max(largest, axis=0)
+        x = tl.load(logits + token, mask=token < vocab_size, other=float("-inf"))
+        largest = tl.maximum(largest, x)
+        count += (x > float("-inf")).to(tl.int32)
+    return tl.max(largest, axis=0), tl.sum(count, axis=0)
 
 
 @triton.jit
@@ -55,9 +61,19 @@ def weight_from(logits, vocab_size, low, largest, inverse_temperature, BLOCK: tl
 
 
 @triton.jit
-def search(logits, vocab_size, low, largest, inverse_temperature, goal, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
+def search(
+    logits,
+    vocab_size,
+    low,
+    num_low,
+    largest,
+    inverse_temperature,
+    goal,
+    WEIGHTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """A key, not below ``low``, that separates the same tokens as the largest one down to which the tokens reach
-    ``goal``: by their number, or by their probability.
+    ``goal``: by their number, or by their probability. ``num_low``: at least the number of tokens from ``low`` up.
 
     Each pass over the row quarters the interval [low, high) in which that key lies, first by guess. It ends when one
     token is left in it, or when as many as are wanted are above it; at the latest after 17 passes.
@@ -66,7 +82,7 @@ def search(logits, vocab_size, low, largest, inverse_temperature, goal, WEIGHTED
     low = low.to(tl.int64)
     high = key_of(largest).to(tl.int64) + 1
     num_high = tl.full([], 0, tl.int64)
-    num_low = num_high + vocab_size
+    num_low = num_high + num_low
     step = 1.0 / inverse_temperature
     first = key_of(largest - 24.0 * step).to(tl.int64)
     second = key_of(largest - 8.0 * step).to(tl.int64)
@@ -139,21 +155,22 @@ def threshold_kernel(
     top_p = tl.load(top_ps + row)
     min_p = tl.load(min_ps + row)
     threshold = float("-inf")
-    if (temperature > 0) & ((top_k < vocab_size) | (top_p < 1) | (min_p > 0)):
+    if (temperature > GREEDY) & ((top_k < vocab_size) | (top_p < 1) | (min_p > 0)):
         logits += row * logits_stride
-        largest = largest_of(logits, vocab_size, BLOCK)
+        largest, num_possible = largest_of(logits, vocab_size, BLOCK)
         inverse_temperature = 1.0 / temperature
         low = key_of(tl.full([], float("-inf"), tl.float32))
         if min_p > 0:
             exact = largest.to(tl.float64) + temperature.to(tl.float64) * tl.log(min_p.to(tl.float64))
             rounded = exact.to(tl.float32)
             low = key_of(rounded) + (rounded.to(tl.float64) < exact).to(tl.int32)
-        if top_k < vocab_size:
+        if top_k < num_possible:
             goal = tl.maximum(top_k, 1).to(tl.float64)
             found = search(
                 logits,
                 vocab_size,
-                key_of(tl.full([], float("-inf"), tl.float32)),
+                key_of(tl.full([], -3.4028234663852886e38, tl.float32)),
+                num_possible,
                 largest,
                 inverse_temperature,
                 goal,
@@ -163,7 +180,7 @@ def threshold_kernel(
             low = tl.maximum(low, found)
         if top_p < 1:
             goal = top_p.to(tl.float64) * weight_from(logits, vocab_size, low, largest, inverse_temperature, BLOCK)
-            low = search(logits, vocab_size, low, largest, inverse_temperature, goal, True, BLOCK)
+            low = search(logits, vocab_size, low, num_possible, largest, inverse_temperature, goal, True, BLOCK)
         threshold = float_of(low)
     tl.store(thresholds + row, threshold)
 

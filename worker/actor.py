@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 
 from .engine import Engine
 from .engine_loop import EngineLoop
+from .grammar_desk import GrammarDesk
 from .messages import Request
 from .metrics import metrics_text
 from .report_book import GroupIdentity, ReportBook
@@ -49,6 +50,7 @@ class Worker:
         self._rank = rank
         self._loaded: LoadedRank | None = None
         self._loop: EngineLoop | None = None
+        self._desk: GrammarDesk | None = None
         self._follower_failure: asyncio.Future[BaseException] | None = None
         self._listener: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -93,6 +95,8 @@ class Worker:
             spec.served_model_name, spec.group, spec.generation, spec.block_size, loaded.num_blocks, spec.max_num_seqs
         )
         executor = executor_of(loaded)
+        self._desk = GrammarDesk(loaded.grammars)
+        await self._desk.load()
         self._loop = EngineLoop(
             lambda emit: engine_of(spec, loaded, executor, emit),
             executor,
@@ -131,11 +135,12 @@ class Worker:
     async def submit(self, packed: bytes) -> tuple[str, float] | None:
         """A packed Request. Its tokens come by ``poll`` of its gateway; when too much waits already, none do, and the
         answer says why and after how many seconds to try again."""
-        refusal = self._get_loop().submit(unpack(packed, Request))
+        refusal = await self._get_desk().submit(unpack(packed, Request), self._get_loop().submit)
         return None if refusal is None else (refusal.message, refusal.retry_after_s)
 
     async def abort(self, request_ids: tuple[str, ...], branch: int | None = None) -> None:
         """End requests, or only this branch of each."""
+        await self._get_desk().settled(request_ids)
         self._get_loop().abort(request_ids, branch)
 
     async def poll(self, gateway_id: str, acknowledged: int, timeout_s: float) -> bytes:
@@ -212,3 +217,8 @@ class Worker:
         if self._loop is None:
             raise RuntimeError(f"rank {self._rank} does not lead its group")
         return self._loop
+
+    def _get_desk(self) -> GrammarDesk:
+        if self._desk is None:
+            raise RuntimeError(f"rank {self._rank} does not lead its group")
+        return self._desk

@@ -9,18 +9,23 @@ is not possible while a beam search is under way: what it does next depends on t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from .beam_run import BeamRun
 from .deadlines import Deadlines
 from .errors import InvalidRequest
+from .judge import judge
 from .live_request import LiveRequest
-from .messages import Branch, FinishReason, Request, RequestProgress, SequenceUpdate
-from .plan_builder import ScheduledStep
+from .messages import Branch, FinishReason, Request, RequestProgress, SequenceUpdate, TokenLogprobs
+from .plan_builder import PromptRead, ScheduledStep
 from .sampling_row import Candidate, SamplingRow, StepResult
+from .sampling_state import MatcherOf, states_of
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
 from .speed import SpeedMeter
@@ -31,6 +36,7 @@ _PLANNING_MARGIN_S = 0.002
 
 _SAMPLING_ERROR = "the next token could not be sampled"
 _NAN_ERROR = "the model gave no number for the next token: its logits hold NaN, or none that is finite"
+_PROMPT_NAN_ERROR = "the model gave no number for a token of the prompt: NaN, or none that is finite"
 
 
 class StepExecutor(Protocol):
@@ -64,7 +70,8 @@ class _UnderWay:
 class Engine:
     """``clock`` gives seconds; ``emit(gateway_id, update)`` takes what is for a gateway.
 
-    ``speed`` is told of every step; the scheduler's token budget may ask the same object.
+    ``speed`` is told of every step; the scheduler's token budget may ask the same object. ``matcher_of`` makes what
+    follows a grammar.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class Engine:
         clock: Callable[[], float],
         emit: Callable[[str, SequenceUpdate], None],
         speed: SpeedMeter | None = None,
+        matcher_of: MatcherOf | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.counters = EngineCounters()
@@ -82,6 +90,7 @@ class Engine:
         self._executor = executor
         self._clock = clock
         self._emit = emit
+        self._matcher_of = matcher_of
         self._live: dict[str, LiveRequest] = {}
         self._progress: dict[str, RequestProgress] = {}
         self._under_way: _UnderWay | None = None
@@ -99,11 +108,12 @@ class Engine:
         if request.request_id in self._live:
             return
         try:
-            self._judge(request)
+            judge(request, self.scheduler)
+            states = states_of(request, self._matcher_of)
         except InvalidRequest as error:
             self._refuse(request, error)
             return
-        live = self._live[request.request_id] = LiveRequest(request, self._clock(), self._start(request))
+        live = self._live[request.request_id] = LiveRequest(request, self._clock(), self._start(request), states)
         if request.sampling.beam_width is not None:
             live.search = BeamRun(request.sampling, self.scheduler, live.sequences[0])
         self._note(live.progress())
@@ -133,18 +143,6 @@ class Engine:
         self._num_arrivals += 1
         self.scheduler.add(sequence)
         return sequence
-
-    def _judge(self, request: Request) -> None:
-        if not request.prompt_token_ids:
-            raise InvalidRequest("the prompt has no tokens; at least 1 is needed", param="prompt")
-        if not request.branches:
-            raise InvalidRequest("the request has no branches; at least 1 is needed", param="n")
-        sampling = request.sampling
-        if sampling.beam_width is not None and len(request.branches) > sampling.beam_width:
-            raise InvalidRequest(
-                f"n is {len(request.branches)}, but beam_width is {sampling.beam_width}", param="beam_width"
-            )
-        self.scheduler.check_fits(len(request.prompt_token_ids), sampling.max_tokens, sampling.beam_width)
 
     def _refuse(self, request: Request, error: InvalidRequest) -> None:
         self.counters.finished[FinishReason.ERROR] += len(request.branches)
@@ -249,7 +247,7 @@ class Engine:
 
     def _sampling_row(self, sequence: Sequence, position: int) -> SamplingRow:
         sampling = sequence.request.sampling
-        search = self._live[sequence.request.request_id].search if sampling.beam_width is not None else None
+        live = self._live[sequence.request.request_id]
         return SamplingRow(
             seed=sampling.seed,
             branch=sequence.branch,
@@ -258,7 +256,10 @@ class Engine:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             banned_token_ids=sampling.stop_token_ids if position < sampling.min_tokens else (),
-            num_candidates=0 if search is None else search.num_candidates,
+            num_candidates=0 if live.search is None else live.search.num_candidates,
+            min_p=sampling.min_p,
+            num_logprobs=None if live.search is not None else sampling.num_logprobs,
+            state=live.states.get(sequence.branch),
         )
 
     def _take_in(self) -> None:
@@ -272,17 +273,26 @@ class Engine:
         self.scheduler.complete(step)
         self._account(step, None if result.was_held_up else self._clock() - under_way.started_s)
         self.counters.num_nan_rows += len(result.nan_rows)
+        self._take_in_prompts(step, result)
         for row, (sequence, token) in enumerate(zip(step.sampled, result.token_ids, strict=True)):
             if sequence.status is SequenceStatus.FINISHED:
                 continue
             self.counters.num_generation_tokens += 1
             if token is None:
-                self._finish(sequence, FinishReason.ERROR, _NAN_ERROR if row in result.nan_rows else _SAMPLING_ERROR)
+                self._end_row(sequence, row, result)
             elif sequence.request.sampling.beam_width is not None:
                 if step.positions[row] == sequence.num_output_tokens:  # else computed again after it was preempted
                     self._search(sequence, result.candidates[row])
             else:
-                self._append(sequence, token)
+                self._append(sequence, token, result.logprobs.get(row))
+
+    def _end_row(self, sequence: Sequence, row: int, result: StepResult) -> None:
+        """No token was drawn."""
+        end = result.ends.get(row)
+        if end is not None:
+            self._finish(sequence, end.reason, end.error, end.param)
+        else:
+            self._finish(sequence, FinishReason.ERROR, _NAN_ERROR if row in result.nan_rows else _SAMPLING_ERROR)
 
     def _expire(self, now: float) -> None:
         """End what is late."""
@@ -314,15 +324,67 @@ class Engine:
         if duration_s is not None:
             self.speed.note(step.num_prefill_tokens, step.num_decoded, duration_s, step.prefill_context)
 
+    # ---- prompts ----
+
+    def _take_in_prompts(self, step: ScheduledStep, result: StepResult) -> None:
+        """What was read of prompts, ahead of the tokens that follow them; those that draw none are over."""
+        for read, logprobs in zip(step.scored, result.prompt_logprobs, strict=True):
+            if read.sequence.status is not SequenceStatus.FINISHED:
+                self._tell_scores(read, logprobs)
+        for read, hidden in zip(step.pooled, result.hidden_sums, strict=True):
+            if read.sequence.status is not SequenceStatus.FINISHED:
+                self._live[read.sequence.request.request_id].add_hidden(hidden)
+        for sequence in step.completed:
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._complete(sequence)
+
+    def _tell_scores(self, read: PromptRead, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        sequence = read.sequence
+        num_nan_rows = sum(math.isnan(each.logprob) for each in logprobs)
+        if num_nan_rows:
+            self.counters.num_nan_rows += num_nan_rows
+            self._finish(sequence, FinishReason.ERROR, _PROMPT_NAN_ERROR)
+            return
+        update = SequenceUpdate(
+            sequence.request.request_id,
+            sequence.branch,
+            0,
+            (),
+            num_cached_tokens=sequence.num_cached_tokens,
+            prompt_position=read.position + 1,
+            prompt_logprobs=logprobs,
+        )
+        self._emit(sequence.request.gateway_id, update)
+
+    def _complete(self, sequence: Sequence) -> None:
+        """The prompt of a sequence that draws nothing is computed."""
+        request = sequence.request
+        live = self._live[request.request_id]
+        self._note_prefilled(live, sequence)
+        if request.pooling is None:
+            self._finish(sequence, FinishReason.LENGTH)
+            return
+        embedding = live.embedding()
+        if not np.isfinite(embedding).all():
+            self._finish(sequence, FinishReason.ERROR, _PROMPT_NAN_ERROR)
+            return
+        reason, cached = FinishReason.STOP, sequence.num_cached_tokens
+        update = SequenceUpdate(
+            request.request_id, sequence.branch, 0, (), reason, cached, embedding=embedding.tobytes()
+        )
+        self._emit(request.gateway_id, update)
+        self._end(sequence, reason)
+
     # ---- tokens ----
 
-    def _append(self, sequence: Sequence, token: int) -> None:
+    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
         position = len(sequence.token_ids) - sequence.num_prompt_tokens
         sequence.append(token)
         live = self._live[sequence.request.request_id]
         self._note_prefilled(live, sequence)
         reason = _stop_reason(sequence)
-        self._send(sequence, sequence.branch, position, (token,), reason)
+        told = () if logprobs is None else (logprobs,)
+        self._send(sequence, sequence.branch, position, (token,), reason, logprobs=told)
         if reason is not None:
             self._end(sequence, reason)
 
@@ -361,7 +423,9 @@ class Engine:
 
     # ---- ends ----
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, error: str | None = None, param: str | None = None
+    ) -> None:
         """End a sequence without a new token, with the branches that were to be forked from it."""
         live = self._live[sequence.request.request_id]
         if live.search is not None:
@@ -369,7 +433,7 @@ class Engine:
             return
         position = len(sequence.token_ids) - sequence.num_prompt_tokens
         for branch in (sequence.branch, *sequence.unforked_branches):
-            self._send(sequence, branch, position, (), reason, error)
+            self._send(sequence, branch, position, (), reason, error, param)
         self._end(sequence, reason)
 
     def _send(
@@ -380,13 +444,15 @@ class Engine:
         tokens: tuple[int, ...],
         reason: FinishReason | None,
         error: str | None = None,
+        param: str | None = None,
+        logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> None:
         request, cached = sequence.request, sequence.num_cached_tokens
         retry_after_s = None
         if reason is FinishReason.OVERLOADED:
             retry_after_s = self.speed.retry_after_s(self.scheduler.num_uncomputed_prompt_tokens)
         update = SequenceUpdate(
-            request.request_id, branch, position, tokens, reason, cached, error, retry_after_s=retry_after_s
+            request.request_id, branch, position, tokens, reason, cached, error, retry_after_s, param, logprobs=logprobs
         )
         self._emit(request.gateway_id, update)
 
@@ -458,9 +524,11 @@ class Engine:
 
 
 def _stop_reason(sequence: Sequence) -> FinishReason | None:
-    """Why the sequence ends with the tokens that it has now, or None."""
+    """Why the sequence ends with the tokens that it has now, or None; never without output."""
     sampling = sequence.request.sampling
     num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
+    if num_output_tokens == 0:
+        return None
     if num_output_tokens > sampling.min_tokens and sequence.token_ids[-1] in sampling.stop_token_ids:
         return FinishReason.STOP
     if num_output_tokens >= sampling.max_tokens:

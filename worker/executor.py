@@ -4,7 +4,9 @@ Broadcast, forward pass and sampling run in one thread of the executor's own, so
 the one before it runs. Heartbeats and the end go through the same thread: the ranks hear everything in order.
 
 On a GPU that thread only launches: the next step's kernels are queued while those of this one run, and name its tokens
-by row. A second thread waits for the tokens to reach the host.
+by row. A second thread waits for the tokens to reach the host. Rows whose state depends on the token before (see
+``sampling_state.py``) make the first one wait for it too, when it has launched the forward pass: what they need is made
+while that runs.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -22,10 +26,13 @@ from torch import Tensor
 from ..kernels.backend import Kernels
 from .collectives import Collectives
 from .host_copy import HostCopy
+from .prompt_reading import PromptReadings, ReadingsOnHost
 from .sampler import Sampled, sample_rows
 from .sampling_row import Candidate, SamplingRow, StepResult
+from .sampling_state import RowEnd
 from .step_plan import GraphKey, PlanKind, StepPlan, pack_plan
 from .step_thread import EarlierFailure, StepThread
+from .token_logprobs import LogprobsCopy, RowLogprobs
 
 MAX_STEPS_UNDER_WAY = 2
 """One that runs and one that waits for it; the ranks remember the tokens of so many."""
@@ -41,11 +48,24 @@ class Runner(Protocol):
 
     def execute(self, plan: StepPlan) -> Tensor | None: ...
 
+    def take_readings(self) -> PromptReadings: ...
+
     def remember(self, step: int, token_ids: Tensor) -> None: ...
 
     def next_graph(self, *, idle: bool) -> GraphKey | None: ...
 
     def capture(self, key: GraphKey, collectives: Collectives) -> None: ...
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """A step's tokens, of which the states have not heard yet."""
+
+    token_ids: HostCopy
+    rows: dict[int, SamplingRow]
+    """Those whose states want to hear."""
+    failed: AbstractSet[int]
+    """Rows whose tokens mean nothing."""
 
 
 class Executor:
@@ -60,6 +80,7 @@ class Executor:
         self._results = StepThread("results") if overlaps else None
         self._under_way: list[Future[StepResult]] = []
         self._steps_since_capture = 0
+        self._drawn: _Drawn | None = None
 
     def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
         """Run one step on all ranks, after those launched before it; returns at once.
@@ -70,7 +91,7 @@ class Executor:
         self._under_way = [step for step in self._under_way if not step.done()]
         if len(self._under_way) >= MAX_STEPS_UNDER_WAY:
             raise RuntimeError(f"step {plan.step} was launched while {MAX_STEPS_UNDER_WAY} others were under way")
-        step = self._submit(functools.partial(self._run, plan, rows))
+        step = self._submit(functools.partial(self._launch, plan, rows))
         self._under_way.append(step)
         return step
 
@@ -111,6 +132,7 @@ class Executor:
     # ---- in the thread ----
 
     def _beat(self) -> None:
+        self._tell_states()  # an idle executor holds on to nothing
         self._broadcast(StepPlan(PlanKind.HEARTBEAT))
         self._capture(idle=True)
 
@@ -123,6 +145,13 @@ class Executor:
             self._runner.capture(key, self._collectives)
         return key is not None
 
+    def _launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Callable[[], StepResult]:
+        """Launch a step; what waits for its result."""
+        result = self._run(plan, rows)
+        if not plan.reads_prompts:
+            return result
+        return functools.partial(_with_readings, result, ReadingsOnHost(plan, self._runner.take_readings()))
+
     def _run(self, plan: StepPlan, rows: list[SamplingRow]) -> Callable[[], StepResult]:
         was_held_up = self._steps_since_capture == STEPS_BETWEEN_CAPTURES and self._capture(idle=False)
         self._steps_since_capture += 1
@@ -131,8 +160,9 @@ class Executor:
         if logits is None:
             return lambda: StepResult([], was_held_up=was_held_up)
         if not rows:
-            nothing = HostCopy(logits.new_empty(0, dtype=torch.int64))
-            return functools.partial(_result, nothing, [], {}, was_held_up=was_held_up)
+            nothing = Sampled(logits.new_empty(0, dtype=torch.int64))
+            held_up = functools.partial(_result, was_held_up=was_held_up)
+            return functools.partial(held_up, HostCopy(nothing.token_ids), nothing, [], frozenset())
         sampled, failed = self._sample(logits, rows)
         if plan.share_sampled:
             # Also where rows failed: the other ranks wait for the tokens, and the next plan may name them.
@@ -140,43 +170,85 @@ class Executor:
             shared = self._collectives.share_sampled(sampled.token_ids.clamp(min=0), len(rows), logits.device)
             self._runner.remember(plan.step, shared)
         token_ids = HostCopy(sampled.token_ids)
-        return functools.partial(_result, token_ids, failed, sampled.candidates, was_held_up=was_held_up)
+        logprobs = [LogprobsCopy(part) for part in sampled.logprobs]
+        self._note_drawn(token_ids, rows, failed | sampled.ends.keys())
+        return functools.partial(_result, token_ids, sampled, logprobs, failed, was_held_up=was_held_up)
 
-    def _sample(self, logits: Tensor, rows: list[SamplingRow]) -> tuple[Sampled, list[int]]:
+    def _sample(self, logits: Tensor, rows: list[SamplingRow]) -> tuple[Sampled, frozenset[int]]:
         """The rows' tokens, and which rows could not be sampled: those have token 0."""
+        if any(row.state is not None and row.state.needs_last_token for row in rows):
+            self._tell_states()
         try:
-            return sample_rows(logits, rows, self._kernels), []
+            return sample_rows(logits, rows, self._kernels), frozenset()
         except Exception:  # what one request asks for must not end the others, nor the group
             logger.exception("a step's rows could not be sampled together")
             return self._sample_one_by_one(logits, rows)
 
-    def _sample_one_by_one(self, logits: Tensor, rows: list[SamplingRow]) -> tuple[Sampled, list[int]]:
+    def _sample_one_by_one(self, logits: Tensor, rows: list[SamplingRow]) -> tuple[Sampled, frozenset[int]]:
         token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
         candidates: dict[int, tuple[Candidate, ...]] = {}
-        failed = []
+        ends: dict[int, RowEnd] = {}
+        logprobs: list[RowLogprobs] = []
+        failed = set()
         for index, row in enumerate(rows):
             try:
                 alone = sample_rows(logits[index : index + 1], [row], self._kernels)
             except Exception:
                 logger.exception("a row could not be sampled: %s", row)
-                failed.append(index)
+                failed.add(index)
                 continue
             token_ids[index : index + 1] = alone.token_ids
-            if row.num_candidates:
+            if alone.candidates:
                 candidates[index] = alone.candidates[0]
-        return Sampled(token_ids, candidates), failed
+            if alone.ends:
+                ends[index] = alone.ends[0]
+            logprobs += [replace(part, rows=[index]) for part in alone.logprobs]
+        return Sampled(token_ids, candidates, ends, tuple(logprobs)), frozenset(failed)
+
+    def _note_drawn(self, token_ids: HostCopy, rows: list[SamplingRow], failed: AbstractSet[int]) -> None:
+        wanting = {index: row for index, row in enumerate(rows) if row.state is not None and row.state.needs_last_token}
+        if wanting:
+            self._drawn = _Drawn(token_ids, wanting, failed)
+
+    def _tell_states(self) -> None:
+        """Let the states know the tokens of the step before, as far as they wanted to; waits for those."""
+        drawn, self._drawn = self._drawn, None
+        if drawn is None:
+            return
+        tokens = drawn.token_ids.wait().tolist()
+        for index, row in drawn.rows.items():
+            _tell(row, None if index in drawn.failed or tokens[index] < 0 else tokens[index])
 
     def _broadcast(self, plan: StepPlan) -> None:
         if self._collectives.size > 1:
             self._collectives.broadcast_plan(pack_plan(plan))
 
 
+def _tell(row: SamplingRow, token_id: int | None) -> None:
+    if row.state is None:
+        return
+    if token_id is None:
+        row.state.stop()
+        return
+    try:
+        row.state.accept(row.position, token_id)
+    except Exception:  # it is the end of this row's branch alone
+        logger.exception("a row's token could not be taken in: %s", row)
+        row.state.fail("the next token could not be sampled")
+
+
+def _with_readings(result: Callable[[], StepResult], readings: ReadingsOnHost) -> StepResult:
+    """What a step gave that also read prompts."""
+    return replace(result(), prompt_logprobs=readings.scores(), hidden_sums=readings.sums())
+
+
 def _result(
-    token_ids: HostCopy, failed: list[int], candidates: Mapping[int, tuple[Candidate, ...]], *, was_held_up: bool
+    token_ids: HostCopy, sampled: Sampled, logprobs: list[LogprobsCopy], failed: AbstractSet[int], *, was_held_up: bool
 ) -> StepResult:
     """What a step gave, when its tokens are on the host. -1 stands for a row of logits that were no numbers."""
     tokens: list[int | None] = token_ids.wait().tolist()
-    nan_rows = frozenset(row for row, token in enumerate(tokens) if token == -1)
-    for row in (*failed, *nan_rows):
+    told = {row: found for part in logprobs for row, found in part.wait().items()}
+    nan_rows = frozenset(row for row, token in enumerate(tokens) if token == -1) - sampled.ends.keys()
+    for row in (*failed, *nan_rows, *sampled.ends):
         tokens[row] = None
-    return StepResult(tokens, candidates, nan_rows, was_held_up)
+    return StepResult(tokens, sampled.candidates, nan_rows, sampled.ends, told, was_held_up)

@@ -53,7 +53,7 @@ class KvMemory:
 
     def find_prefix(self, sequence: Sequence) -> Prefix:
         """What a waiting sequence need not compute."""
-        num_blocks = sequence.num_full_blocks(self.block_size)
+        num_blocks = sequence.num_findable_blocks(self.block_size)
         if not self.may_use_cache(sequence):
             return self._find_sibling(sequence, num_blocks)
         nodes = self.cache.match(sequence.extra_keys, sequence.block_keys(self.block_size, num_blocks))

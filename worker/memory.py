@@ -28,6 +28,7 @@ from .ledger import CpuMemory, Entries, GpuMemory, Ledger, cpu_entries, gib, gpu
 from .model.layers import Layer
 from .model.llama import Llama
 from .model_runner import Limits, ModelRunner
+from .prompt_reading import ROWS_AT_ONCE
 from .spec import KvCacheDtype
 from .step_plan import PlanKind, StepPlan
 
@@ -37,6 +38,10 @@ KV_DTYPES: dict[KvCacheDtype, torch.dtype | None] = {
     "int8": torch.int8,
 }
 """By the names that --kv-cache-dtype has for them; None: as activations are."""
+
+
+_LIKELIEST = 20
+"""With each token that is scored in the worst-case step; how many matters little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,8 @@ def run_worst_case_step(runner: ModelRunner) -> None:
 
 
 def worst_case_plan(limits: Limits, *, long_contexts: bool) -> StepPlan:
-    """As many tokens as a step may compute over as many sequences as may run, each with a row of logits.
+    """As many tokens as a step may compute over as many sequences as may run, each with a row of logits; of a prompt
+    as many tokens are scored as are at once.
 
     The first sequences prefill as much as they can, the last ones decode, at the end of the longest context if
     ``long_contexts`` (which costs time and, on CPUs, shows nothing). Every block table points to block 0.
@@ -131,6 +137,7 @@ def worst_case_plan(limits: Limits, *, long_contexts: bool) -> StepPlan:
         num_computed_tokens=computed.astype(np.int32),
         token_ids=np.zeros(int(new.sum()), np.int32),
         logit_indices=(np.cumsum(new) - 1).astype(np.int32),
+        scored=np.array([[0, min(lengths[0], ROWS_AT_ONCE), _LIKELIEST, 0]], np.int32),
     )
 
 

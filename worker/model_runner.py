@@ -28,6 +28,7 @@ from .model.llama import Batch, Llama
 from .model.partition import partition
 from .model.products import Placement
 from .model.weights import Progress, load_weights
+from .prompt_reading import PromptReadings, read_prompts
 from .spec import Quantization
 from .step_plan import GraphKey, Int32Array, PlanKind, StepPlan, unpack_plan
 
@@ -77,6 +78,7 @@ class ModelRunner:
         self._tables = BlockTables(limits.max_num_seqs, limits.max_blocks, limits.block_size, placement.device)
         self.graphs: DecodeGraphs | None = None
         self._sampled: dict[int, Tensor] = {}
+        self._readings: PromptReadings | None = None
 
     @classmethod
     @torch.inference_mode()
@@ -193,12 +195,13 @@ class ModelRunner:
         """Run one STEP: table updates, block copies, forward pass.
 
         Gives the logits of ``plan.logit_indices``, float32 ``[R, vocabulary]``, on rank 0 and None on the others.
+        Where the plan reads prompts, ``take_readings`` gives what it found.
         """
         self._tables.update(plan)
         if len(plan.copies):
             self._kernels.copy_blocks(self.kv_pool, to_device(plan.copies, self.placement.device))
         graphs = self.graphs
-        key = None if graphs is None else graphs.find(plan)
+        key = None if graphs is None or plan.reads_prompts else graphs.find(plan)
         return self._compute(plan) if graphs is None or key is None else self._replay(graphs, key, plan)
 
     def _compute(self, plan: StepPlan) -> Tensor | None:
@@ -206,10 +209,19 @@ class ModelRunner:
         indices, places = _without_repeats(plan.logit_indices)
         batch, rows = self._batch(plan, indices)
         x, residual = self._hidden(batch)
+        # Before the logits of the step: theirs and these need not be in memory at once.
+        self._readings = read_prompts(plan, x, residual, self.model, self._kernels) if plan.reads_prompts else None
         logits = self.model.logits(x.index_select(0, rows), residual.index_select(0, rows))
         if logits is None or places is None:
             return logits
         return logits.index_select(0, to_device(places, logits.device))
+
+    def take_readings(self) -> PromptReadings:
+        """What the last step has read of prompts; kept no longer. RuntimeError when it was to read nothing."""
+        readings, self._readings = self._readings, None
+        if readings is None:
+            raise RuntimeError("the last step read no prompt")
+        return readings
 
     def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         program = self._layer_program

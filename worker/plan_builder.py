@@ -16,6 +16,18 @@ _WIRE_NUMBERS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRead:
+    """Tokens of a prompt, computed in a step, that are scored or pooled."""
+
+    sequence: Sequence
+    position: int
+    """Of the first of them in the prompt."""
+    count: int
+    index: int
+    """Of the first of them in the step."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduledStep:
     """A step for the ranks (``plan``) and for the leader."""
 
@@ -30,15 +42,21 @@ class ScheduledStep:
     """For each of ``sampled``: which output token is drawn, from 0."""
     forks: tuple[Sequence, ...] = ()
     """Branches made in this step; they are in ``sampled`` too."""
+    scored: tuple[PromptRead, ...] = ()
+    """One for each of the plan's."""
+    pooled: tuple[PromptRead, ...] = ()
+    """One for each of the plan's."""
+    completed: tuple[Sequence, ...] = ()
+    """Sequences that draw nothing, computed to their end: with this step they are over."""
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Tokens computed beyond one for each sequence that is computed to its end."""
+        """Tokens computed beyond one for each sequence of which a token is drawn."""
         return self.plan.token_ids.size - self.num_decoded
 
     @property
     def num_decoded(self) -> int:
-        """Sequences computed to their end."""
+        """Sequences computed to their end, where a token is drawn."""
         return len(self.sampled) - len(self.forks)
 
     @property
@@ -113,14 +131,23 @@ class PlanBuilder:
     def num_copies(self) -> int:
         return len(self._copies)
 
-    def build(self, number: int, forks: Mapping[Sequence, list[Sequence]], *, plans_ahead: bool) -> ScheduledStep:
+    def build(
+        self,
+        number: int,
+        forks: Mapping[Sequence, list[Sequence]],
+        *,
+        plans_ahead: bool,
+        reads_prompts: bool = False,
+    ) -> ScheduledStep:
         """The step; the ranks then know the block tables of its sequences as they are now.
 
         ``forks``: sequence → branches that draw from the same logits. Tokens that are not known yet are those that the
         step before this one samples. ``plans_ahead``: the next step may be planned before this one is over.
+        ``reads_prompts``: some sequences may be scored or pooled.
         """
         slots, computed, updates, blocks = [], [], [], []
         sampled: list[Sequence] = []
+        completed: list[Sequence] = []
         token_ids, positions, ends, uses_pending = array("i"), [], [], False
         for sequence, num_tokens in self._scheduled.items():  # the hot loop of planning: no calls, few attributes
             end, tokens = sequence.num_computed_tokens, sequence.token_ids
@@ -136,12 +163,15 @@ class PlanBuilder:
             else:
                 token_ids += tokens[start:end]
             if end == known + sequence.num_pending_tokens:
-                if end + 1 < sequence.plan_limit:
-                    sequence.num_pending_tokens += 1
-                    sequence.pending_row = len(sampled)
-                positions.append(end - sequence.num_prompt_tokens)
-                sampled.append(sequence)
-                ends.append(len(token_ids) - 1)
+                if sequence.draws:
+                    if end + 1 < sequence.plan_limit:
+                        sequence.num_pending_tokens += 1
+                        sequence.pending_row = len(sampled)
+                    positions.append(end - sequence.num_prompt_tokens)
+                    sampled.append(sequence)
+                    ends.append(len(token_ids) - 1)
+                else:
+                    completed.append(sequence)
             num_sent, num_blocks = sequence.num_sent_blocks, len(sequence.block_table)
             if num_sent < num_blocks:
                 updates.append((sequence.slot, num_sent, num_blocks - num_sent))
@@ -156,6 +186,9 @@ class PlanBuilder:
                 sampled.append(branch)
                 positions.append(positions[row])
                 ends.append(ends[row])
+        reads = self._read_prompts() if reads_prompts else []
+        scored = tuple(read for read in reads if read.sequence.request.pooling is None)
+        pooled = tuple(read for read in reads if read.sequence.request.pooling is not None)
         plan = StepPlan(
             kind=PlanKind.STEP,
             step=number % _WIRE_NUMBERS,
@@ -168,9 +201,40 @@ class PlanBuilder:
             table_blocks=_int32(blocks),
             copies=_int32(list(self._copies.values())).reshape(-1, 2),
             logit_indices=_int32(ends),
+            scored=_int32([_scored_run(read) for read in scored]).reshape(-1, 4),
+            pooled=_int32([(read.index, read.count) for read in pooled]).reshape(-1, 2),
             share_sampled=plans_ahead and any(sequence.num_pending_tokens for sequence in sampled),
         )
-        return ScheduledStep(number, plan, self._scheduled, tuple(sampled), tuple(positions), tuple(branches))
+        return ScheduledStep(
+            number,
+            plan,
+            self._scheduled,
+            tuple(sampled),
+            tuple(positions),
+            tuple(branches),
+            scored,
+            pooled,
+            tuple(completed),
+        )
+
+    def _read_prompts(self) -> list[PromptRead]:
+        """What is scored or pooled in this step, in its order; each token of a prompt once, however often computed."""
+        reads, index = [], 0
+        for sequence, num_tokens in self._scheduled.items():
+            end = sequence.num_computed_tokens
+            first, last = max(end - num_tokens, sequence.num_read_tokens), min(end, sequence.num_tokens_to_read)
+            index += num_tokens
+            if first < last:
+                reads.append(PromptRead(sequence, first, last - first, index - (end - first)))
+                sequence.num_read_tokens = last
+        return reads
+
+
+def _scored_run(read: PromptRead) -> tuple[int, int, int, int]:
+    """See ``StepPlan.scored``."""
+    sequence = read.sequence
+    num_likeliest = sequence.request.sampling.num_prompt_logprobs or 0
+    return read.index, read.count, num_likeliest, sequence.token_ids[read.position + read.count]
 
 
 def _int32(values: Sized) -> Int32Array:

@@ -27,12 +27,12 @@ class PrefixWait:
 
     def leader_of(self, sequence: Sequence, tail: CacheNode | None, num_blocks: int) -> Sequence | None:
         """Who is about to compute the next block of a sequence of which ``num_blocks`` are cached, up to ``tail``."""
-        if not self._leaders or num_blocks >= sequence.num_full_blocks(self._block_size):
+        if not self._leaders or num_blocks >= sequence.num_findable_blocks(self._block_size):
             return None
         return self._leaders.get(self._key(sequence, tail, num_blocks))
 
     def join(self, sequence: Sequence, leader: Sequence) -> None:
-        most = min(sequence.num_full_blocks(self._block_size), leader.num_full_blocks(self._block_size))
+        most = min(sequence.num_findable_blocks(self._block_size), leader.num_full_blocks(self._block_size))
         leader.followers.append((sequence.num_common_blocks(leader, self._block_size, most), sequence))
         sequence.follows = leader
         self._num_followers += 1

@@ -22,6 +22,7 @@ from .decode_graphs import CudaRecorder
 from .engine import Engine
 from .errors import ConfigurationError
 from .executor import Executor
+from .grammar import GrammarCompiler
 from .ledger import Ledger
 from .memory import KV_DTYPES, KvBudget, allocate_pool, run_worst_case_step, size_kv_cache
 from .messages import SequenceUpdate
@@ -52,6 +53,7 @@ class LoadedRank:
     num_blocks: int
     max_model_len: int
     ledger: Ledger
+    grammars: GrammarCompiler
 
 
 def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = logger.info) -> LoadedRank:
@@ -98,7 +100,8 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
     ledger = _allocate_kv(runner, collectives, kv_budget(spec))
     report(f"rank {meeting.rank}: KV sized and allocated in {time.monotonic() - started:.1f} s\n{ledger.table()}")
     run_self_test(runner, collectives, is_embedded=spec.model is None)
-    return LoadedRank(runner, collectives, kernels, ledger.num_blocks, max_model_len, ledger)
+    grammars = GrammarCompiler.of_model(model_dir, config.vocab_size)
+    return LoadedRank(runner, collectives, kernels, ledger.num_blocks, max_model_len, ledger, grammars)
 
 
 def _dtype(
@@ -183,7 +186,7 @@ def engine_of(
         queue=make_queue(spec.scheduling_policy, aging_s=spec.priority_aging_s),
         budget=_budget(spec, speed),
     )
-    return Engine(scheduler, executor, clock=clock, emit=emit, speed=speed)
+    return Engine(scheduler, executor, clock=clock, emit=emit, speed=speed, matcher_of=loaded.grammars.matcher)
 
 
 def _budget(spec: WorkerSpec, speed: SpeedMeter) -> TokenBudget:

@@ -18,6 +18,8 @@ class RunningBatch:
         """How many beams run, by request id."""
         self._unforked: dict[int, Sequence] = {}
         """Those with branches still to be forked."""
+        self._readers: dict[int, Sequence] = {}
+        """Those that came with something of their prompt to be scored or pooled."""
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
 
     @property
@@ -42,6 +44,11 @@ class RunningBatch:
         """Sequences with branches that begin when their prompt is computed."""
         return self._unforked.values()
 
+    @property
+    def reads_prompts(self) -> bool:
+        """More than what is drawn may be wanted of a prompt here."""
+        return bool(self._readers)
+
     def has_beams_of(self, request_id: str) -> bool:
         return request_id in self._beams
 
@@ -54,6 +61,8 @@ class RunningBatch:
             self._beams[sequence.request.request_id] += 1
         if sequence.unforked_branches:
             self._unforked[id(sequence)] = sequence
+        if sequence.num_read_tokens < sequence.num_tokens_to_read:
+            self._readers[id(sequence)] = sequence
 
     def leave(self, sequence: Sequence) -> None:
         """Take its slot back. Its status is the caller's to change."""
@@ -62,6 +71,7 @@ class RunningBatch:
             self._beams[sequence.request.request_id] -= 1
             self._beams += Counter()  # forgets what is at 0
         self._unforked.pop(id(sequence), None)
+        self._readers.pop(id(sequence), None)
         if sequence.slot is not None:
             self._free_slots.append(sequence.slot)
             sequence.slot = None

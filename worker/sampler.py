@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.backend import Kernels
-from ..kernels.sampling import SamplingTensors, TokenRuns
+from ..kernels.sampling import SamplingTensors
 from .candidates import likeliest
+from .logit_edits import LogitEdits, logit_edits
 from .sampling_row import Candidate, SamplingRow
+from .sampling_state import RowEnd
+from .token_logprobs import RowLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,36 +25,57 @@ class Sampled:
 
     token_ids: Tensor
     """int64 [R], on the device of the logits; -1 where they give none: NaN is among them, or none is finite."""
-    candidates: Mapping[int, tuple[Candidate, ...]]
+    candidates: Mapping[int, tuple[Candidate, ...]] = field(default_factory=dict)
     """Of each row that wants them; none where there is no token."""
+    ends: Mapping[int, RowEnd] = field(default_factory=dict)
+    """Rows whose tokens mean nothing."""
+    logprobs: tuple[RowLogprobs, ...] = ()
+    """Of the rows that want them."""
 
 
 @torch.inference_mode()
 def sample_rows(logits: Tensor, rows: list[SamplingRow], kernels: Kernels) -> Sampled:
     """A token, or candidates, for each row of ``logits`` [R, vocabulary] float32.
 
-    A draw depends on the row's logits, seed, branch and position alone; batch mates do not matter. Raises what a row's
-    parameters raise that are no numbers of their types, as a seed of more than 64 bits.
+    A draw depends on the row's logits, seed, branch, position and state alone; batch mates do not matter. Raises what a
+    row's parameters raise that are no numbers of their types, as a seed of more than 64 bits, and RuntimeError for a
+    state that is behind.
     """
     wanting = [index for index, row in enumerate(rows) if row.num_candidates]
-    if not wanting:
-        return Sampled(_draw(logits, rows, kernels), {})
+    sampled = _search(logits, rows, wanting, kernels) if wanting else _draw(logits, rows, kernels)
+    return replace(sampled, logprobs=_logprobs(logits, rows, sampled.token_ids, kernels))
+
+
+def _search(logits: Tensor, rows: list[SamplingRow], wanting: list[int], kernels: Kernels) -> Sampled:
+    """Candidates for the rows ``wanting``; a token for each of the others."""
     candidates = dict(zip(wanting, _candidates(_pick(logits, wanting), [rows[i] for i in wanting]), strict=True))
     likeliest_ids = [candidates[i][0][0] if candidates.get(i) else -1 for i in range(len(rows))]
     token_ids = _tensor(likeliest_ids, np.int64, logits)
-    drawn = [index for index in range(len(rows)) if index not in candidates]
-    if drawn:
-        places = _tensor(drawn, np.int64, logits)
-        token_ids[places] = _draw(logits.index_select(0, places), [rows[i] for i in drawn], kernels)
-    return Sampled(token_ids, candidates)
+    others = [index for index in range(len(rows)) if index not in candidates]
+    if not others:
+        return Sampled(token_ids, candidates)
+    drawn = _draw(_pick(logits, others), [rows[i] for i in others], kernels)
+    token_ids[_tensor(others, np.int64, logits)] = drawn.token_ids
+    return Sampled(token_ids, candidates, {others[at]: end for at, end in drawn.ends.items()})
 
 
-def _draw(logits: Tensor, rows: list[SamplingRow], kernels: Kernels) -> Tensor:
-    """int64 [R]: one token for each row, or -1."""
-    return kernels.sample(logits, _sampling_tensors(logits, rows)).token_ids
+def _draw(logits: Tensor, rows: list[SamplingRow], kernels: Kernels) -> Sampled:
+    """One token for each row, or -1."""
+    edits = logit_edits(rows, logits.shape[-1], logits.device)
+    return Sampled(kernels.sample(logits, _sampling_tensors(logits, rows, edits)).token_ids, ends=edits.ends)
 
 
-def _sampling_tensors(logits: Tensor, rows: list[SamplingRow]) -> SamplingTensors:
+def _logprobs(logits: Tensor, rows: list[SamplingRow], token_ids: Tensor, kernels: Kernels) -> tuple[RowLogprobs, ...]:
+    wishes = {index: row.num_logprobs for index, row in enumerate(rows) if row.num_logprobs is not None}
+    if not wishes:
+        return ()
+    wanting, counts = list(wishes), list(wishes.values())
+    most = min(max(counts), logits.shape[-1])
+    found = kernels.logprobs(_pick(logits, wanting), _pick(token_ids, wanting), most)
+    return (RowLogprobs(wanting, counts, found),)
+
+
+def _sampling_tensors(logits: Tensor, rows: list[SamplingRow], edits: LogitEdits) -> SamplingTensors:
     """On the device, by one copy that nobody waits for. Each tensor begins at a multiple of 16 bytes, as kernels are
     compiled for: other addresses would be other kernels."""
     vocab_size, num_rows = logits.shape[-1], len(rows)
@@ -76,22 +100,15 @@ def _sampling_tensors(logits: Tensor, rows: list[SamplingRow]) -> SamplingTensor
         branches,
         positions,
         filters=any(_filters(row) for row in rows),
-        banned=_banned(logits, rows),
+        banned=edits.banned,
+        penalties=edits.penalties,
+        bias=edits.bias,
+        allowed=edits.allowed,
     )
 
 
 def _filters(row: SamplingRow) -> bool:
     return row.temperature > 0.0 and (row.top_k is not None or row.top_p < 1.0 or row.min_p > 0.0)
-
-
-def _banned(logits: Tensor, rows: list[SamplingRow]) -> TokenRuns | None:
-    """Ids beyond the vocabulary cannot be drawn anyway."""
-    runs = [sorted({t for t in row.banned_token_ids if 0 <= t < logits.shape[-1]}) for row in rows]
-    if not any(runs):
-        return None
-    starts = np.cumsum([0, *map(len, runs)], dtype=np.int32)
-    tokens = np.array([token for run in runs for token in run], np.int32)
-    return TokenRuns(_upload(tokens, logits), _upload(starts, logits))
 
 
 def _candidates(logits: Tensor, rows: list[SamplingRow]) -> list[tuple[Candidate, ...]]:
@@ -110,9 +127,9 @@ def _ban(scores: Tensor, rows: list[SamplingRow]) -> None:
         scores[index, token] = float("-inf")
 
 
-def _pick(logits: Tensor, indices: list[int]) -> Tensor:
-    """These rows; not copied when it is all of them."""
-    return logits if len(indices) == len(logits) else logits.index_select(0, _tensor(indices, np.int64, logits))
+def _pick(tensor: Tensor, indices: list[int]) -> Tensor:
+    """These rows, in order; not copied when it is all of them."""
+    return tensor if len(indices) == len(tensor) else tensor.index_select(0, _tensor(indices, np.int64, tensor))
 
 
 def _tensor(values: list[int] | list[float] | list[tuple[int, int]], dtype: type[np.generic], like: Tensor) -> Tensor:

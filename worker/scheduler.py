@@ -166,7 +166,7 @@ class Scheduler:
             self._waiting.end(sequence)
         sequence.finish_reason = reason
         self._num_uncomputed_prompt_tokens -= sequence.num_prompt_tokens
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if sequence.draws and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.note_length(sequence)
 
     def note_length(self, sequence: Sequence) -> None:
@@ -362,7 +362,12 @@ class Scheduler:
         self._release_sources(builder)
         self.counters.num_copied_blocks += builder.num_copies
         forks = self._fork_branches(builder) if self._batch.unforked else {}
-        step = builder.build(self._num_steps, forks, plans_ahead=self.limits.plans_ahead)
+        step = builder.build(
+            self._num_steps,
+            forks,
+            plans_ahead=self.limits.plans_ahead,
+            reads_prompts=self._batch.reads_prompts,
+        )
         self._waiting.count_service(step)
         return step
 
@@ -372,7 +377,7 @@ class Scheduler:
 
     def _fork_branches(self, builder: PlanBuilder) -> dict[Sequence, list[Sequence]]:
         """The branches that begin with this step: their prompt is computed to its end."""
-        begin = [s for s in builder if s.unforked_branches and s.num_uncomputed_tokens == 0]
+        begin = [s for s in builder if s.unforked_branches and s.draws and s.num_uncomputed_tokens == 0]
         return {s: [self.fork(s, branch) for branch in self._batch.take_unforked(s)] for s in begin}
 
     # ---- memory ----

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .messages import FinishReason, Request
+from .messages import FinishReason, Pooling, Request
 from .prefix_cache import CacheNode, ExtraKeys
 from .routing_hash import HASH_BYTES, HashState, RoutingHasher
 
@@ -39,6 +39,8 @@ class Sequence:
     """On the engine's clock, like ``arrival_s``."""
     queue_deadline_s: float | None
     """It must have been admitted before this time."""
+    draws: bool = True
+    """It gets output. One that does not is over when its prompt is computed."""
     unforked_branches: list[int] = field(default_factory=list)
     """Further branches of the request, made by ``fork`` in the step that samples the first output token."""
 
@@ -52,6 +54,9 @@ class Sequence:
     """Row of the latest planned step that samples the last of them."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when first admitted; None until then."""
+    num_read_tokens: int = 0
+    """Of the prompt: so many first tokens are scored or pooled already, by steps planned so far, or need not be. The
+    others must be computed, whatever is cached of them."""
     num_expected_cached_tokens: int = 0
     """While it waits: tokens that it is likely to find in the cache when it is admitted."""
     num_preemptions: int = 0
@@ -93,8 +98,10 @@ class Sequence:
             arrival_s=now,
             deadline_s=None if request.timeout_s is None else now + request.timeout_s,
             queue_deadline_s=None if request.queue_timeout_s is None else now + request.queue_timeout_s,
+            draws=request.sampling.max_tokens > 0 and request.pooling is None,
             unforked_branches=branches[1:],
             num_expected_cached_tokens=0 if output else request.expected_cached_tokens,
+            num_read_tokens=_num_not_to_read(request),
         )
 
     def fork(self, branch: int) -> Sequence:
@@ -110,6 +117,7 @@ class Sequence:
             deadline_s=self.deadline_s,
             queue_deadline_s=self.queue_deadline_s,
             num_cached_tokens=self.num_cached_tokens,
+            num_read_tokens=self.num_prompt_tokens,
             hash_state=self.hash_state,
         )
 
@@ -135,7 +143,7 @@ class Sequence:
     @property
     def num_tokens_to_come(self) -> int:
         """Output that it may still get."""
-        return max(0, self.request.sampling.max_tokens - self.num_output_tokens)
+        return max(0, self.request.sampling.max_tokens - self.num_output_tokens) if self.draws else 0
 
     @property
     def urgency(self) -> int:
@@ -155,6 +163,12 @@ class Sequence:
         return len(self.request.branches) > 1 or self.is_beam
 
     @property
+    def num_tokens_to_read(self) -> int:
+        """How many of the prompt's tokens are read once ``num_read_tokens`` has come there: nothing that is known
+        follows the last one, so that it is not scored."""
+        return self.num_prompt_tokens - (self.request.pooling is None)
+
+    @property
     def extra_keys(self) -> ExtraKeys:
         salt = self.request.cache_salt
         return () if salt is None else (salt,)
@@ -162,6 +176,12 @@ class Sequence:
     def num_full_blocks(self, block_size: int) -> int:
         """Blocks whose tokens are all known."""
         return len(self.token_ids) // block_size
+
+    def num_findable_blocks(self, block_size: int) -> int:
+        """Full blocks that it need not compute where others have. The last token is computed in any case."""
+        if self.num_read_tokens < self.num_prompt_tokens - 1:
+            return self.num_read_tokens // block_size
+        return self.num_full_blocks(block_size)
 
     def block_keys(self, block_size: int, num_blocks: int) -> Iterator[bytes]:
         """Token bytes of the first ``num_blocks`` full blocks."""
@@ -191,6 +211,18 @@ class Sequence:
             state = hasher.hash_prompt(self.token_ids[: index * size], self.request.cache_salt)[1]
         self.hash_state, routing_hash = hasher.extend(state, self.token_ids[index * size : (index + 1) * size])
         return routing_hash
+
+
+def reads_whole_prompt(request: Request) -> bool:
+    """Every token of its prompt is computed, whatever is cached: all are scored, or pooled. A request that has output
+    was told all of that before."""
+    is_scored = request.sampling.num_prompt_logprobs is not None
+    return request.pooling is Pooling.MEAN or (is_scored and not any(b.output_token_ids for b in request.branches))
+
+
+def _num_not_to_read(request: Request) -> int:
+    """First tokens of the prompt whose hidden states matter to nobody."""
+    return 0 if reads_whole_prompt(request) else len(request.prompt_token_ids) - (request.pooling is Pooling.LAST)
 
 
 def _plan_limit(request: Request) -> int:

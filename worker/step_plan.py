@@ -3,8 +3,8 @@
 The wire form is one int32 buffer::
 
     [magic | kind | length | step | tokens_from_step | flags | num_seqs | num_tokens | num_table_updates |
-     num_table_blocks | num_copies | num_logits | graph_rows | graph_seq_len | reserved × 2]
-    seqs…  tokens…  tables…  copies…  logits…
+     num_table_blocks | num_copies | num_logits | graph_rows | graph_seq_len | num_scored | num_pooled]
+    seqs…  tokens…  tables…  copies…  logits…  scored…  pooled…
 
 ``length`` counts the whole buffer in int32. Ranks keep one block table for each *slot* (a row of the persistent
 batch), so that a plan carries only what changed since the last one.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 Int32Array: TypeAlias = NDArray[np.int32]
 
-MAGIC = 0x0C7A0002
+MAGIC = 0x0C7A0003
 """Identifies a plan; the low 16 bits are the version of the format."""
 
 HEADER_LENGTH = 16
@@ -52,7 +52,8 @@ def _empty() -> Int32Array:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. All arrays are int32; S sequences, T tokens, U table updates, C copies, R rows of logits."""
+    """One step. All arrays are int32; S sequences, T tokens, U table updates, C copies, R rows of logits, P and Q runs
+    of tokens that are scored and pooled."""
 
     kind: PlanKind
     step: int = 0
@@ -73,10 +74,20 @@ class StepPlan:
     """[C, 2] (source block, destination block), copied in all layers before the forward pass."""
     logit_indices: Int32Array = field(default_factory=_empty)
     """[R] indices into the T tokens whose logits are needed."""
+    scored: Int32Array = field(default_factory=lambda: np.empty((0, 4), np.int32))
+    """[P, 4] (first, count, k, last target): how likely the successors of these of the T tokens were is wanted, and the
+    ``k`` likeliest in the place of each. Each is followed by the next one of the run, the last by ``last target``."""
+    pooled: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    """[Q, 2] (first, count): the sum of the last hidden states of these of the T tokens is wanted."""
     share_sampled: bool = False
     """Rank 0 broadcasts the sampled tokens, because a later plan may refer to them."""
     graph: GraphKey | None = None
     """Of a CAPTURE: the graph that all ranks record now."""
+
+    @property
+    def reads_prompts(self) -> bool:
+        """More of a prompt is wanted than what is drawn after it; see ``prompt_reading.py``."""
+        return bool(len(self.scored) or len(self.pooled))
 
 
 def pack_plan(plan: StepPlan) -> Int32Array:
@@ -92,8 +103,10 @@ def pack_plan(plan: StepPlan) -> Int32Array:
         plan.table_blocks,
         plan.copies.ravel(),
         plan.logit_indices,
+        plan.scored.ravel(),
+        plan.pooled.ravel(),
     ]
-    header[:14] = (
+    header[:] = (
         MAGIC,
         plan.kind,
         sum(part.size for part in parts),
@@ -108,6 +121,8 @@ def pack_plan(plan: StepPlan) -> Int32Array:
         plan.logit_indices.size,
         _NO_GRAPH if plan.graph is None else plan.graph.num_rows,
         _NO_GRAPH if plan.graph is None else plan.graph.max_seq_len,
+        len(plan.scored),
+        len(plan.pooled),
     )
     return np.concatenate(parts)
 
@@ -124,9 +139,9 @@ def plan_length(header: Int32Array) -> int:
 def unpack_plan(buffer: Int32Array) -> StepPlan:
     """The plan that ``buffer`` begins with; its arrays are views. Raises ValueError when it is no whole plan."""
     length = plan_length(buffer)
-    _, kind, _, step, from_step, share, *counts = map(int, buffer[:14])
-    seqs, tokens, updates, blocks, copies, logits, graph_rows, graph_seq_len = counts
-    sizes = [seqs, seqs, seqs, tokens, 3 * updates, blocks, 2 * copies, logits]
+    _, kind, _, step, from_step, share, *counts = map(int, buffer[:HEADER_LENGTH])
+    seqs, tokens, updates, blocks, copies, logits, graph_rows, graph_seq_len, scored, pooled = counts
+    sizes = [seqs, seqs, seqs, tokens, 3 * updates, blocks, 2 * copies, logits, 4 * scored, 2 * pooled]
     if min(sizes) < 0 or HEADER_LENGTH + sum(sizes) != length or length > buffer.size:
         raise ValueError(
             f"not a whole step plan: its parts are {sizes}, its length {length}, got {buffer.size} numbers"
@@ -144,6 +159,8 @@ def unpack_plan(buffer: Int32Array) -> StepPlan:
         table_blocks=parts[5],
         copies=parts[6].reshape(-1, 2),
         logit_indices=parts[7],
+        scored=parts[8].reshape(-1, 4),
+        pooled=parts[9].reshape(-1, 2),
         share_sampled=bool(share),
         graph=None if graph_rows == _NO_GRAPH else GraphKey(graph_rows, graph_seq_len),
     )

@@ -1,7 +1,8 @@
 """msgpack encoding of frozen dataclasses, by position.
 
 A message travels as ``[kind, version, field, field, …]``. A later version only appends fields that have defaults: an
-older reader ignores what it does not know, a newer reader fills in what is not there. Anything else is a new kind.
+older reader ignores what it does not know, a newer reader fills in what is not there. Anything else is a new kind, and
+so is another default: fields at the end that have theirs are not sent. Nearly all of what is told of a token is such.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import types
 import typing
 from collections.abc import Callable
@@ -49,12 +51,24 @@ def unpack(data: bytes, kind: type[T]) -> T:
 
 def _fields_to_wire(message: Any) -> list[Any]:
     kind: Any = type(message)
-    return [_to_wire(getattr(message, name)) for name in _field_names(kind)]
+    values = [getattr(message, name) for name in _field_names(kind)]
+    for default in _last_defaults(kind):
+        if values[-1] is not default:  # equal would not be enough: True equals 1
+            break
+        values.pop()
+    return [_to_wire(value) for value in values]
 
 
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@functools.cache
+def _last_defaults(kind: type) -> tuple[Any, ...]:
+    """Of the fields from the last one back, as far as they have a constant one."""
+    defaults = [field.default for field in reversed(dataclasses.fields(kind))]
+    return tuple(itertools.takewhile(lambda default: default is not dataclasses.MISSING, defaults))
 
 
 def _to_wire(value: Any) -> Any:

@@ -12,15 +12,17 @@ from .message import MessageParser, PlainMessage
 class AnswerOptions:
     stop_strings: tuple[str, ...] = ()
     include_stop: bool = False
-    """The stop string that ended a text, and the text of the stop token that the request named, stay at its end."""
+    """The stop string that ended a text, and the text of the stop token that did unless it is one of the model's own
+    ends, stay at its end."""
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
     num_logprobs: int | None = None
     """So many alternatives for each output token; None: no log-probabilities are answered."""
     num_prompt_logprobs: int | None = None
     """vLLM's ``prompt_logprobs``, answered beside the choices."""
     echo: bool = False
     """Completions: the text, and the log-probabilities, begin with the prompt's."""
+    prompt_texts: tuple[str | None, ...] = ()
+    """For ``echo``: what each generation's prompt said; None, or no entry, where it came in token ids."""
     return_token_ids: bool = False
     """vLLM's ``token_ids`` of each choice and ``prompt_token_ids``."""
     tokens_as_ids: bool = False
@@ -31,3 +33,8 @@ class AnswerOptions:
     """Each chunk of it has the usage so far."""
     message_parser: Callable[[], MessageParser] = PlainMessage
     """Chats: makes what takes one choice's text apart."""
+
+    @property
+    def tells_tokens(self) -> bool:
+        """The answer speaks of single output tokens."""
+        return self.num_logprobs is not None or self.return_token_ids

@@ -18,6 +18,8 @@ from .schemas import GenerationFields
 
 NEUTRAL_LENGTH_PENALTY = 1.0
 
+_BENDING = ("logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs")
+
 
 def with_beam_search(sampling: SamplingParams, body: GenerationFields, max_num_seqs: int) -> SamplingParams:
     """``sampling`` with the beam search that the body asks for, if it does.
@@ -31,7 +33,13 @@ def with_beam_search(sampling: SamplingParams, body: GenerationFields, max_num_s
     _check_width(body, width, max_num_seqs)
     for field, state, remedy in _misfits(body):
         raise InvalidRequest(f"{field} {state}, but beam search {remedy}.", param=field)
+    if sampling.grammar is not None:
+        message = "The output has to follow a format or to call a tool, but beam search cannot: leave one of them out."
+        raise InvalidRequest(message, param="use_beam_search" if body.use_beam_search else "beam_width")
+    if sampling.max_tokens == 0:
+        raise InvalidRequest("max_tokens is 0, but beam search needs tokens to search for.", param="max_tokens")
     penalty = NEUTRAL_LENGTH_PENALTY if body.length_penalty is None else body.length_penalty
+    sampling = replace(sampling, repetition_penalty=1.0)  # a default of the model's
     return replace(sampling, beam_width=width, length_penalty=penalty, early_stopping=bool(body.early_stopping))
 
 
@@ -80,6 +88,20 @@ def _misfits(body: GenerationFields) -> Iterator[tuple[str, str, str]]:
         yield "top_k", f"is {body.top_k}", "draws nothing: leave it out, or send 0"
     if body.seed is not None:
         yield "seed", f"is {body.seed}", "draws nothing: leave it out"
+    if body.min_p:
+        yield "min_p", f"is {body.min_p}", "draws nothing: leave it out, or send 0"
+    for field, value, neutral in (
+        ("presence_penalty", body.presence_penalty, 0),
+        ("frequency_penalty", body.frequency_penalty, 0),
+        ("repetition_penalty", body.repetition_penalty, 1),
+    ):
+        if value not in (None, neutral):
+            yield field, f"is {value}", f"keeps the model's probabilities: leave it out, or send {neutral}"
+    for field in _BENDING:
+        if getattr(body, field):
+            yield field, "is set", "keeps the model's probabilities: leave it out"
+    if body.num_logprobs is not None:
+        yield "logprobs", "is set", "gives none: leave it out"
     if strings := body.stop_strings():
         yield (
             "stop",

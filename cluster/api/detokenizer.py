@@ -1,12 +1,15 @@
-"""From token ids to text while they arrive: whole characters only, nothing ever taken back, stop strings cut out.
+"""From token ids to text while they arrive: whole characters only, nothing ever taken back.
 
-Both classes are plain state machines that are fed by ``output.py``. Since the answer that is not streamed is the
-concatenation of the same pieces, streamed and unstreamed text are equal by construction.
+The classes are plain state machines that are fed by ``output.py``. Since the answer that is not streamed is the
+concatenation of the same pieces, streamed and unstreamed text are equal by construction. Bytes at the end that are half
+a character become one replacement character, as in the text of the whole sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import codecs
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 REPLACEMENT = "\ufffd"
 """What decoders write for bytes that are no character, or not yet."""
@@ -16,14 +19,49 @@ _MAX_PENDING_TOKENS = 16
 """A character has at most four bytes, so a longer tail of undecodable tokens is no beginning of one."""
 
 
-class Detokenizer:
-    """Text of one sequence, token by token.
+class Detokenizer(Protocol):
+    """Text of one sequence, token by token."""
+
+    def push(self, token_id: int) -> str:
+        """The text that ``token_id`` completes, perhaps none."""
+        ...
+
+    def flush(self) -> str:
+        """What is still kept, replacement characters included: the sequence is over."""
+        ...
+
+
+class ByteDetokenizer:
+    """For byte-level vocabularies: the text is the UTF-8 of all bytes, whatever the prompt was."""
+
+    def __init__(self, bytes_of: Mapping[int, bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_within_character = False
+
+    def push(self, token_id: int) -> str:
+        added = self._bytes_of[token_id]
+        if not self._is_within_character:
+            try:
+                return added.decode()  # nearly always, and three times as fast
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(added)
+        self._is_within_character = bool(self._decoder.getstate()[0])
+        return text
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+class WindowDetokenizer:
+    """For vocabularies in which a token's text depends on its neighbours.
 
     Tokens are decoded in a window that begins at an earlier border between characters, so that the decoder sees enough
     on the left; text is what the window's text has more than was sent of it. Text that ends in a replacement character
     may be the beginning of a character and is kept until a token completes it or ``flush`` is called.
 
-    ``decode`` turns token ids into text without special tokens.
+    ``decode`` turns token ids into text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt_token_ids: Sequence[int] = ()) -> None:
@@ -35,7 +73,6 @@ class Detokenizer:
         """How much of the window's text is sent: always a beginning of it."""
 
     def push(self, token_id: int) -> str:
-        """The text that ``token_id`` completes, perhaps none."""
         self._window.append(token_id)
         text = self._window_text()
         if text.endswith(REPLACEMENT):
@@ -46,7 +83,6 @@ class Detokenizer:
         return new
 
     def flush(self) -> str:
-        """What is still kept, replacement characters included: the sequence is over."""
         text = self._window_text()
         new = text[len(self._sent) :]
         self._advance(len(self._window))
@@ -90,64 +126,3 @@ class Detokenizer:
         del self._window[:start]
         self._border = border - start
         self._sent = self._decode(self._window[: self._border]) if self._border else ""
-
-
-class StopStrings:
-    """Finds the stop string that is completed first in a text that arrives in pieces, and keeps it from being sent.
-
-    One Knuth-Morris-Pratt automaton for each stop string (Knuth, Morris, Pratt 1977): its state is the length of the
-    longest suffix of the text that is a beginning of the stop string. The largest state is what has to be held back;
-    no other text waits. Of several stop strings completed by the same character the longest counts.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._failures = [_failure_table(stop) for stop in self._stops]
-        self._states = [0] * len(self._stops)
-        self._held = ""
-        self.found: str | None = None
-        """The stop string that ended the text."""
-
-    def push(self, text: str) -> str:
-        """The text that can be sent now. After ``found`` is set nothing more is."""
-        if not self._stops:
-            return text
-        buffer = self._held + text
-        for position, character in enumerate(text, start=len(self._held) + 1):
-            self.found = self._step(character)
-            if self.found is not None:
-                self._held = ""
-                return buffer[: position - len(self.found)]
-        border = len(buffer) - max(self._states)
-        self._held = buffer[border:]
-        return buffer[:border]
-
-    def flush(self) -> str:
-        """What was held back and turned out to be no stop string."""
-        held, self._held = self._held, ""
-        return held
-
-    def _step(self, character: str) -> str | None:
-        """Move every automaton by one character; the longest stop string that it completes, if any."""
-        found: str | None = None
-        for index, stop in enumerate(self._stops):
-            state = self._states[index]
-            while state and stop[state] != character:
-                state = self._failures[index][state - 1]
-            state += stop[state] == character
-            self._states[index] = state
-            if state == len(stop) and len(stop) > len(found or ""):
-                found = stop
-        return found
-
-
-def _failure_table(stop: str) -> list[int]:
-    """For each beginning of ``stop`` the length of its longest proper suffix that is again a beginning."""
-    table = [0] * len(stop)
-    length = 0
-    for position in range(1, len(stop)):
-        while length and stop[position] != stop[length]:
-            length = table[length - 1]
-        length += stop[position] == stop[length]
-        table[position] = length
-    return table

@@ -6,7 +6,8 @@
 | ``ContextLengthExceeded`` | 400, context_length_exceeded |
 | ``orjson.JSONDecodeError`` | 400, invalid_json |
 | ``ModelNotFound`` | 404, model_not_found |
-| unknown path, wrong method, body too large, not JSON | 404, 405, 413, 415, see ``_HTTP_CODES`` |
+| no good key, unknown path, wrong method, unfinished body, too large, not JSON | see ``_HTTP_CODES`` |
+| ``Refused`` | what another process had found |
 | ``Overloaded`` | 429 with Retry-After and the router's x-octavo-route-reason, rate_limit_exceeded |
 | ``Unavailable`` | 503 likewise, service_unavailable |
 | ``DeadlineMissed`` | 504, not to be retried, timeout |
@@ -40,7 +41,15 @@ from ...worker.errors import (
     Unavailable,
 )
 
-_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large", 415: "unsupported_media_type"}
+_HTTP_CODES = {
+    401: "invalid_api_key",
+    404: "unknown_url",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    431: "headers_too_large",
+}
 _VALIDATION_CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
@@ -74,11 +83,21 @@ class ApiError:
         return Response(self.body(), self.status, headers=dict(self.headers), media_type="application/json")
 
 
+class Refused(OctavoError):
+    """Another process has judged the request and described what is wrong with it."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
 def describe(exception: BaseException) -> ApiError:
     """What the client is told of ``exception``."""
     match exception:
         case ValidationError():
             return _describe_validation(exception)
+        case Refused():
+            return exception.error
         case InvalidRequest():
             return _bad_request(str(exception), exception.param, exception.code)
         case orjson.JSONDecodeError():

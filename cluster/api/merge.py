@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,13 +17,17 @@ class _End:
         self.error = error
 
 
-async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
-    """Items of all streams as they come; the first exception ends all. One stream costs no task."""
-    if len(streams) == 1:
-        async for item in streams[0]:
-            yield item
-        return
-    queue: asyncio.Queue[T | _End] = asyncio.Queue()
+def merged(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
+    """Items of all streams as they come; the first exception ends all, and so does closing it.
+
+    One stream is its own merger: each item passes one generator less. Of several each is a task. They have about one
+    item each on its way, so that what comes faster than it is read waits where it can be put together.
+    """
+    return streams[0] if len(streams) == 1 else _merged(streams)
+
+
+async def _merged(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
+    queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=len(streams))
     tasks = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
     try:
         num_open = len(tasks)
@@ -40,11 +45,12 @@ async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | _End]) -> None:
+async def _pump(stream: AsyncGenerator[T], queue: asyncio.Queue[T | _End]) -> None:
+    end = _End(None)
     try:
-        async for item in stream:
-            queue.put_nowait(item)
+        async with aclosing(stream):
+            async for item in stream:
+                await queue.put(item)
     except Exception as error:
-        queue.put_nowait(_End(error))
-    else:
-        queue.put_nowait(_End(None))
+        end = _End(error)
+    await queue.put(end)

@@ -27,12 +27,19 @@ class MessageDelta:
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls)
 
+    def __add__(self, later: MessageDelta) -> MessageDelta:
+        return MessageDelta(
+            self.content + later.content, self.reasoning + later.reasoning, self.tool_calls + later.tool_calls
+        )
+
 
 class MessageParser(Protocol):
     """Takes one choice's text apart while it arrives. What it gave is never taken back."""
 
-    has_tool_calls: bool
-    """A tool call has been given: a text that ends by itself then has the finish reason tool_calls."""
+    @property
+    def has_tool_calls(self) -> bool:
+        """A tool call has been given: a text that ends by itself then has the finish reason tool_calls."""
+        ...
 
     def push(self, text: str) -> MessageDelta: ...
 

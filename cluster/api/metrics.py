@@ -1,17 +1,23 @@
 """Prometheus metrics of one gateway, and the merging of several processes' texts.
 
 Names end as vLLM's do and mean the same, seen from the gateway: times include tokenization, routing and transport.
-A request is one prompt, whatever the number of its outputs.
+A request is one prompt, whatever the number of its outputs: it counts once in ``request_success``, with the reason of
+the output that ended last, and its prompt's tokens count once. What is refused before a worker group is asked for is no
+request. One that was given up while it waited has ended as any other that was: abort.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ParamSpec
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ...worker.messages import FinishReason
+from .token_metrics import TokenMetrics
 
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -30,17 +36,33 @@ _LABELS = ("model_name", "gateway")
 _SAMPLE_SUFFIXES = frozenset(("", "_bucket", "_sum", "_count"))
 
 
+P = ParamSpec("P")
+_LOGGER = logging.getLogger(__name__)
+
+
+def _harmless(measure: Callable[P, None]) -> Callable[P, None]:
+    """``measure``, but an exception of it is logged."""
+
+    @functools.wraps(measure)
+    def harmless(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            measure(*args, **kwargs)
+        except Exception:
+            _LOGGER.exception("a metric could not be written")
+
+    return harmless
+
+
 class GatewayMetrics:
     """The metrics of one gateway in a registry of their own; the label ``gateway`` tells gateways apart."""
 
     def __init__(self, model: str, gateway: str) -> None:
         self.registry = CollectorRegistry()
         self._own = (model, gateway)
+        self.tokens = TokenMetrics(_LABELS, self._own, _ITL_BUCKETS)
+        self.registry.register(self.tokens)
         self.time_to_first_token = self._histogram(
             "octavo_time_to_first_token_seconds", "From the request's arrival to its first token.", _TTFT_BUCKETS
-        )
-        self.inter_token_latency = self._histogram(
-            "octavo_inter_token_latency_seconds", "Between two tokens of one output.", _ITL_BUCKETS
         )
         self.e2e_latency = self._histogram(
             "octavo_e2e_request_latency_seconds", "From the request's arrival to its last token.", _LATENCY_BUCKETS
@@ -55,11 +77,10 @@ class GatewayMetrics:
             "Time from the request's submission to its first token, divided by the router's estimate of it.",
             _RATIO_BUCKETS,
         )
-        self.prompt_tokens = self._counter("octavo_prompt_tokens_total", "Prompt tokens of requests with output.")
+        self.prompt_tokens = self._counter("octavo_prompt_tokens_total", "Prompt tokens of requests that had output.")
         self.cached_tokens = self._counter(
             "octavo_prompt_cached_tokens_total", "Prompt tokens that were taken from the prefix cache."
         )
-        self.generation_tokens = self._counter("octavo_generation_tokens_total", "Output tokens received.")
         self._success = Counter(
             "octavo_request_success_total",
             "Ended requests, by the reason of the output that ended last.",
@@ -88,6 +109,7 @@ class GatewayMetrics:
             "octavo_gateway_trace_requests_lost_total", "Requests that --record-trace could not write down."
         )
 
+    @_harmless
     def http_answer(self, path: str, status: int) -> None:
         self._http.labels(*self._own, path, str(status)).inc()
 
@@ -106,22 +128,30 @@ class GatewayMetrics:
 
 
 class RequestMeter:
-    """Measures one prompt's request from its arrival to the end of its last output."""
+    """Measures one prompt's request from its arrival to the end of its last output.
 
-    def __init__(
-        self, metrics: GatewayMetrics, num_prompt_tokens: int, arrival: float, expected_ttft_s: float = 0.0
-    ) -> None:
-        """``arrival`` is a ``time.perf_counter`` reading; ``expected_ttft_s`` an estimate from now on, 0.0: none."""
-        self._placed = time.perf_counter()
-        self._expected_ttft_s = expected_ttft_s
+    Nothing that goes wrong in a measurement is the request's concern: it is logged, and the number is missing.
+    """
+
+    def __init__(self, metrics: GatewayMetrics, num_prompt_tokens: int, arrival: float) -> None:
+        """``arrival`` is a ``time.perf_counter`` reading."""
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
         self._arrival = arrival
+        self._placed = arrival
+        self._expected_ttft_s = 0.0
         self._last: dict[int, float] = {}
         """When each branch last had tokens."""
+        self._prompt_counted = False
         self._ended = False
         metrics.in_flight.inc()
 
+    def placed(self, expected_ttft_s: float) -> None:
+        """A worker group has it; with an estimate of the seconds from now to its first token, 0.0: none."""
+        self._placed = time.perf_counter()
+        self._expected_ttft_s = expected_ttft_s
+
+    @_harmless
     def tokens(self, branch: int, count: int, num_cached_tokens: int | None) -> None:
         """``count`` new tokens of a branch have come at once; they share the time since those before."""
         if num_cached_tokens is not None:
@@ -129,20 +159,23 @@ class RequestMeter:
         if count == 0:
             return
         now = time.perf_counter()
-        self._metrics.generation_tokens.inc(count)
         if not self._last:
-            self._metrics.time_to_first_token.observe(now - self._arrival)
-            self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
-            self._judge_estimate(now - self._placed)
-        if branch in self._last:
-            for _ in range(count):
-                self._metrics.inter_token_latency.observe((now - self._last[branch]) / count)
-        self._last[branch] = now
+            self._first_tokens(now)
+        last, self._last[branch] = self._last.get(branch), now
+        self._metrics.tokens.add(count, None if last is None else (now - last) / count)
 
-    def _judge_estimate(self, ttft_s: float) -> None:
+    def _first_tokens(self, now: float) -> None:
+        self._count_prompt()
+        self._metrics.time_to_first_token.observe(now - self._arrival)
         if self._expected_ttft_s > 0.0:
-            self._metrics.ttft_ratio.observe(ttft_s / self._expected_ttft_s)
+            self._metrics.ttft_ratio.observe((now - self._placed) / self._expected_ttft_s)
 
+    def _count_prompt(self) -> None:
+        if not self._prompt_counted:
+            self._prompt_counted = True
+            self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
+
+    @_harmless
     def end(self, reason: FinishReason) -> None:
         """The request is over; only the first call counts."""
         if self._ended:
@@ -151,6 +184,8 @@ class RequestMeter:
         self._metrics.in_flight.dec()
         self._metrics.ended(reason)
         self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._count_prompt()
 
 
 class _Family:

@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
-from ...worker.messages import FinishReason
-from .detokenizer import Detokenizer, StopStrings
+from dataclasses import dataclass, replace
+
+from ...worker.messages import FinishReason, TokenLogprobs
+from .detokenizer import Detokenizer
 from .service import TokenDelta
+from .stop_strings import StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class OutputToken:
+    """A token of the output as the answer tells of it."""
+
+    token_id: int
+    offset: int
+    """Characters of the output before the first one that the token has a part in."""
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What ends an output, and what is left of it."""
+
+    strings: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    include: bool = False
+    """The stop string stays at the end of the text; so does a stop token's text, but for the model's own ends."""
+    eos_token_ids: tuple[int, ...] = ()
+    """The model's own ends."""
+    min_tokens: int = 0
+    """Stop strings are not looked for in the text of so many first tokens."""
 
 
 class OutputText:
     """Detokenizes one branch, watches for stop strings and counts its tokens.
 
     ``num_tokens`` counts up to the token that ended the output, the end-of-sequence token or the one that completed a
-    stop string included, whatever the engine generated beyond it. Stop strings are not looked for in the text of the
-    first ``min_tokens`` tokens. The text of a stop token is not part of the output.
+    stop string included, whatever the engine generated beyond it. With ``keeps_tokens`` each token that is counted is
+    given once by ``take_tokens``.
     """
 
-    def __init__(
-        self,
-        detokenizer: Detokenizer,
-        stops: tuple[str, ...],
-        *,
-        min_tokens: int = 0,
-        stop_token_ids: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, detokenizer: Detokenizer, ends: Ends, *, keeps_tokens: bool = False) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopStrings(stops)
-        self._min_tokens = min_tokens
-        self._stop_token_ids = frozenset(stop_token_ids)
+        self._ends = ends
+        self._stops = StopStrings(ends.strings, include=ends.include)
+        self._tokens: list[OutputToken] | None = [] if keeps_tokens else None
+        """Not given yet."""
+        self._num_chars = 0
+        """Of the detokenized text."""
+        self._num_sent_chars = 0
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        """With ``FinishReason.STOP``: the stop string, or the stop token's id if it is not one of the model's ends."""
 
     def push(self, delta: TokenDelta) -> str:
         """The text that can be sent after ``delta``; ``finish_reason`` is set when it is the last."""
@@ -38,27 +64,59 @@ class OutputText:
         text = self._push_tokens(delta)
         if self.finish_reason is None and delta.finish_reason is not None:
             text += self._finish(delta.finish_reason)
+        self._num_sent_chars += len(text)
         return text
+
+    def take_tokens(self) -> tuple[OutputToken, ...]:
+        """The tokens whose text has begun to be sent since the last call; after the end, all that are left.
+
+        So a token waits as long as its text does, for a stop string or the rest of a character. Offsets are within the
+        text: tokens of a stop string that was cut off stand at its end.
+        """
+        if not self._tokens:
+            return ()
+        if self.finish_reason is not None:
+            num, end = len(self._tokens), self._num_sent_chars
+            taken = tuple(token if token.offset <= end else replace(token, offset=end) for token in self._tokens)
+        else:
+            waiting = (num for num, token in enumerate(self._tokens) if token.offset >= self._num_sent_chars)
+            num = next(waiting, len(self._tokens))
+            taken = tuple(self._tokens[:num])
+        del self._tokens[:num]
+        return taken
 
     def _push_tokens(self, delta: TokenDelta) -> str:
         text = ""
-        last = len(delta.token_ids) - 1
+        stop_position = len(delta.token_ids) - 1 if delta.finish_reason is FinishReason.STOP else None
         for position, token_id in enumerate(delta.token_ids):
             self.num_tokens += 1
-            ended_by_token = position == last and delta.finish_reason is FinishReason.STOP
-            if ended_by_token and token_id in self._stop_token_ids:
+            if self._tokens is not None:
+                logprobs = delta.logprobs[position] if delta.logprobs else None
+                self._tokens.append(OutputToken(token_id, self._num_chars, logprobs))
+            if position == stop_position and self._is_hidden_stop(token_id):
                 break
             text += self._accept(self._detokenizer.push(token_id))
             if self.finish_reason is not None:
                 break
         return text
 
+    def _is_hidden_stop(self, token_id: int) -> bool:
+        """Whether the token that ended the output is a stop token, and its text no part of the output."""
+        if token_id in self._ends.eos_token_ids:
+            return True
+        if token_id not in self._ends.token_ids:
+            return False
+        self.stop_reason = token_id
+        return not self._ends.include
+
     def _accept(self, text: str) -> str:
-        if self.num_tokens <= self._min_tokens:
+        self._num_chars += len(text)
+        if not self._ends.strings or self.num_tokens <= self._ends.min_tokens:
             return text
         text = self._stops.push(text)
         if self._stops.found is not None:
             self.finish_reason = FinishReason.STOP
+            self.stop_reason = self._stops.found
         return text
 
     def _finish(self, reason: FinishReason) -> str:

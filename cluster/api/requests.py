@@ -7,15 +7,17 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...worker.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
-from ...worker.messages import SamplingParams
+from ...worker.errors import InvalidRequest, ModelNotFound
+from ...worker.messages import Pooling, SamplingParams
 from .answer_options import AnswerOptions
-from .beams import with_beam_search
 from .caller import Caller
+from .chat.plan import plan_chat
 from .fields import MAX_CHOICES
-from .output import OutputText
-from .schemas import ChatCompletionRequest, CompletionRequest, GenerationFields
+from .output import Ends, OutputText
+from .sampling import PreparedFields, SamplingJudge
+from .schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, GenerationFields, RoutedFields
 from .service import GenerationRequest, RouteWishes, ServedModel
+from .structured import StructuredOutputs
 from .text import TextProcessor
 
 
@@ -30,12 +32,13 @@ class JudgedRequest:
 
     def output_text(self, text: TextProcessor, generation: GenerationRequest) -> OutputText:
         """The output side of one branch of ``generation``."""
-        return OutputText(
-            text.detokenizer(generation.prompt_token_ids),
-            self.answer.stop_strings,
-            min_tokens=generation.sampling.min_tokens,
-            stop_token_ids=generation.sampling.stop_token_ids,
+        answer, sampling = self.answer, generation.sampling
+        ends = Ends(
+            answer.stop_strings, sampling.stop_token_ids, answer.include_stop, text.eos_token_ids, sampling.min_tokens
         )
+        prompt = generation.prompt_token_ids
+        detokenizer = text.detokenizer(prompt, skip_special_tokens=answer.skip_special_tokens)
+        return OutputText(detokenizer, ends, keeps_tokens=answer.tells_tokens)
 
 
 class RequestJudge:
@@ -44,24 +47,63 @@ class RequestJudge:
     def __init__(self, text: TextProcessor, model: ServedModel) -> None:
         self._text = text
         self._model = model
+        self._sampling = SamplingJudge(model, text.vocab_size, text.eos_token_ids)
+        self._structured = StructuredOutputs(text.grammars)
+
+    @property
+    def text(self) -> TextProcessor:
+        return self._text
+
+    @property
+    def model(self) -> ServedModel:
+        return self._model
+
+    def close(self) -> None:
+        """End the threads."""
+        self._structured.close()
 
     async def judge_chat(self, body: ChatCompletionRequest, caller: Caller) -> JudgedRequest:
         check_model(body.model, self._model)
         self._check_combinations(body, caller)
-        messages = [_template_message(message.role, message.text(), message.name) for message in body.messages]
-        prompt = await self._text.render_chat(messages, max_tokens=self._model.max_model_len)
-        return self._judge(body, "chatcmpl", [prompt], "messages", caller)
+        if body.top_logprobs and not body.logprobs:
+            message = f"top_logprobs is {body.top_logprobs}, but logprobs is not true."
+            raise InvalidRequest(message, param="top_logprobs")
+        answer_grammar = await self._structured.grammar(body)
+        plan = await plan_chat(self._text, body, max_tokens=self._prompt_limit(body), answer_grammar=answer_grammar)
+        grammar = plan.grammar
+        if grammar is not None:
+            grammar = await self._structured.check(grammar, plan.grammar_param)
+        answer = replace(
+            _answer(body), message_parser=plan.message_parser, skip_special_tokens=plan.skip_special_tokens
+        )
+        return await self._judge(body, "chatcmpl", [plan.prompt_token_ids], "messages", caller, grammar, answer)
 
     async def judge_completion(self, body: CompletionRequest, caller: Caller) -> JudgedRequest:
         check_model(body.model, self._model)
         self._check_combinations(body, caller)
         _check_num_choices(body)
-        prompts = await asyncio.gather(*(self._token_ids(prompt) for prompt in body.prompts()))
-        return self._judge(body, "cmpl", prompts, "prompt", caller)
+        prompts = await asyncio.gather(*(self._token_ids(prompt, body) for prompt in body.prompts()))
+        grammar = await self._structured.grammar(body)
+        return await self._judge(body, "cmpl", prompts, "prompt", caller, grammar, _answer(body))
+
+    async def judge_embedding(self, body: EmbeddingRequest, caller: Caller) -> JudgedRequest:
+        """One generation, of no token, for each input."""
+        check_model(body.model, self._model)
+        self._check_priority(body, caller)
+        prompts = await asyncio.gather(*(self._token_ids(prompt, body) for prompt in body.inputs()))
+        embedding_id, pooling = _new_id("embd"), Pooling(body.pooling or self._model.pooling)
+        requests = []
+        for index, prompt in enumerate(_cut(prompts, body.truncate_prompt_tokens)):
+            self._sampling.check_prompt(prompt, "input")
+            requests.append(replace(self._request(body, caller, f"{embedding_id}-{index}", prompt), pooling=pooling))
+        return JudgedRequest(embedding_id, self._model.name, tuple(requests), AnswerOptions())
 
     def _check_combinations(self, body: GenerationFields, caller: Caller) -> None:
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true.", param="stream_options")
+        self._check_priority(body, caller)
+
+    def _check_priority(self, body: RoutedFields, caller: Caller) -> None:
         if (priority := _priority(body, caller)) and self._model.scheduling_policy == "fcfs":
             raise InvalidRequest(
                 f"priority is {priority}, but the server schedules first come, first served; start it with "
@@ -69,99 +111,99 @@ class RequestJudge:
                 param="priority",
             )
 
-    async def _token_ids(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return await self._text.encode(prompt, max_tokens=self._model.max_model_len)
-        return prompt
+    def _prompt_limit(self, body: RoutedFields) -> int:
+        """Tokens beyond which a prompt need not be tokenized to be refused; one that is cut may be of any length."""
+        return self._model.max_model_len if body.truncate_prompt_tokens is None else 2**62
 
-    def _judge(
+    async def _token_ids(self, prompt: str | list[int], body: CompletionRequest | EmbeddingRequest) -> list[int]:
+        if isinstance(prompt, list):
+            return prompt
+        return await self._text.encode(
+            prompt, max_tokens=self._prompt_limit(body), special_tokens=body.add_special_tokens is not False
+        )
+
+    async def _judge(
         self,
         body: GenerationFields,
         prefix: str,
         prompts: Sequence[Sequence[int]],
         param: str,
         caller: Caller,
+        grammar: str | None,
+        answer: AnswerOptions,
     ) -> JudgedRequest:
-        # The engine's key is always ours: two clients may send the same x-request-id.
-        completion_id = f"{prefix}-{secrets.token_hex(16)}"
+        prepared = PreparedFields(await self._text.encode_words(body.bad_words or []), grammar)
         seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
+        completion_id = _new_id(prefix)
         generations = tuple(
-            GenerationRequest(
-                request_id=f"{completion_id}-{index}",
-                model=self._model.name,
-                prompt_token_ids=tuple(prompt),
-                sampling=self._sampling(body, prompt, param, seed),
-                priority=_priority(body, caller),
-                timeout_s=body.timeout,
-                cache_salt=body.cache_salt,
-                wishes=_wishes(body, caller),
-                tenant=caller.tenant or body.user or body.safety_identifier or caller.api_key_tenant,
+            replace(
+                self._request(body, caller, f"{completion_id}-{index}", prompt),
+                sampling=self._sampling.sampling(body, prompt, param, seed, prepared),
                 num_branches=body.num_choices,
-                use_prefix_cache=body.cache_prompt is not False,
-                queue_timeout_s=body.queue_timeout,
             )
-            for index, prompt in enumerate(prompts)
+            for index, prompt in enumerate(_cut(prompts, body.truncate_prompt_tokens))
         )
-        return JudgedRequest(completion_id, self._model.name, generations, AnswerOptions(body.stop_strings()))
+        return JudgedRequest(completion_id, self._model.name, generations, answer)
 
-    def _sampling(self, body: GenerationFields, prompt: Sequence[int], param: str, seed: int) -> SamplingParams:
-        self._check_token_ids(prompt, param)
-        max_tokens = self._max_tokens(body, len(prompt), param)
-        min_tokens = body.min_tokens or 0
-        if min_tokens > max_tokens:
-            raise InvalidRequest(
-                f"min_tokens is {min_tokens}, but only {max_tokens} tokens may be generated.", param="min_tokens"
-            )
-        sampling = SamplingParams(
-            max_tokens=max_tokens,
-            seed=seed,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
-            min_tokens=min_tokens,
-            stop_token_ids=self._stop_token_ids(body),
-        )
-        return with_beam_search(sampling, body, self._model.max_num_seqs)
-
-    def _check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
-        if not token_ids:
-            raise InvalidRequest("The prompt is empty: it has no token to continue from.", param=param)
-        size = self._text.vocab_size
-        bad = next((token_id for token_id in (min(token_ids), max(token_ids)) if not 0 <= token_id < size), None)
-        if bad is not None:
-            message = f"Token id {bad} in {param} is not in the vocabulary: ids are 0 to {size - 1}."
-            raise InvalidRequest(message, param=param)
-
-    def _max_tokens(self, body: GenerationFields, num_prompt_tokens: int, param: str) -> int:
-        """The bound that the request names, or all that the context and the operator's limit leave."""
-        limit, cap = self._model.max_model_len, self._model.max_output_tokens
-        field, requested = body.output_limit()
-        if cap is not None and requested is not None and requested > cap:
-            raise InvalidRequest(
-                f"{field} is {requested}, but this server generates at most {cap} tokens for a choice.", param=field
-            )
-        if num_prompt_tokens + (requested or 1) <= limit:
-            return requested or min(limit - num_prompt_tokens, cap or limit)
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {limit} tokens. However, you requested "
-            f"{num_prompt_tokens + (requested or 1)} tokens ({num_prompt_tokens} in the {param}, {requested or 1} in "
-            f"the output{f', by {field}' if requested else ' at least'}).",
-            param=param,
+    def _request(self, body: RoutedFields, caller: Caller, request_id: str, prompt: Sequence[int]) -> GenerationRequest:
+        """What is the same for all kinds of requests; nothing is said of sampling yet."""
+        return GenerationRequest(
+            request_id=request_id,
+            model=self._model.name,
+            prompt_token_ids=tuple(prompt),
+            sampling=_NOTHING_DRAWN,
+            priority=_priority(body, caller),
+            timeout_s=body.timeout,
+            cache_salt=body.cache_salt,
+            wishes=_wishes(body, caller),
+            tenant=caller.tenant or body.user or body.safety_identifier or caller.api_key_tenant,
+            use_prefix_cache=body.cache_prompt is not False,
+            queue_timeout_s=body.queue_timeout,
         )
 
-    def _stop_token_ids(self, body: GenerationFields) -> tuple[int, ...]:
-        own = body.stop_token_ids or []
-        if own:
-            self._check_token_ids(own, "stop_token_ids")
-        eos = () if body.ignore_eos else self._text.eos_token_ids
-        return tuple(dict.fromkeys((*eos, *own)))
+
+_NOTHING_DRAWN = SamplingParams(max_tokens=0, seed=0)
 
 
-def _priority(body: GenerationFields, caller: Caller) -> int:
+def _new_id(prefix: str) -> str:
+    """The engine's key is always ours: two clients may send the same x-request-id."""
+    return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def _cut(prompts: Sequence[Sequence[int]], num_tokens: int | None) -> Sequence[Sequence[int]]:
+    """The last ``num_tokens`` of each."""
+    return prompts if num_tokens is None else [prompt[-num_tokens:] for prompt in prompts]
+
+
+def _answer(body: GenerationFields) -> AnswerOptions:
+    stream = body.stream_options
+    return AnswerOptions(
+        stop_strings=body.stop_strings(),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        num_logprobs=body.num_logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
+        echo=body.wants_echo,
+        prompt_texts=_prompt_texts(body) if body.wants_echo else (),
+        return_token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        include_usage=stream is not None and bool(stream.include_usage or stream.continuous_usage_stats),
+        continuous_usage=stream is not None and bool(stream.continuous_usage_stats),
+    )
+
+
+def _prompt_texts(body: GenerationFields) -> tuple[str | None, ...]:
+    """Prompts that came as texts and are computed as they came; what a cut one says is in its tokens alone."""
+    if not isinstance(body, CompletionRequest) or body.truncate_prompt_tokens is not None:
+        return ()
+    return tuple(prompt if isinstance(prompt, str) else None for prompt in body.prompts())
+
+
+def _priority(body: RoutedFields, caller: Caller) -> int:
     return (caller.priority or 0) if body.priority is None else body.priority
 
 
-def _wishes(body: GenerationFields, caller: Caller) -> RouteWishes:
+def _wishes(body: RoutedFields, caller: Caller) -> RouteWishes:
     """The session is what comes first of the header and the body's fields, the most particular one first."""
     session_id = caller.wishes.session_id or body.session_id or body.prompt_cache_key or body.user
     return replace(caller.wishes, session_id=session_id or None)
@@ -187,7 +229,3 @@ def _check_num_choices(body: CompletionRequest) -> None:
             f"most {MAX_CHOICES} are allowed.",
             param="n",
         )
-
-
-def _template_message(role: str, text: str, name: str | None) -> dict[str, str]:
-    return {"role": role, "content": text} | ({"name": name} if name else {})

@@ -2,98 +2,158 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 import orjson
 
-from ...worker.messages import FinishReason
+from .choices import ChatChoice, Choice, CompletionChoice, prompt_fields
 from .errors import describe, log_if_unexpected
-from .run import StartingRun, TextEvent, Usage
+from .logprobs_format import namer
+from .prompt_echo import PromptEcho
+from .requests import JudgedRequest
+from .run import Run, StartingRun, TextEvent, Usage
+from .text import TextProcessor
 
 DONE = b"data: [DONE]\n\n"
+_TEXT = "the text"
+"""Stands for a text in a frame."""
 
 
 class AnswerFormat(ABC):
-    """Shapes one request's answer.
+    """Shapes one request's answer, whole or as a stream. Made when the request was judged.
 
-    ``finish_reason`` is stop, length or, beyond OpenAI's words, timeout: the request's own ``timeout`` ran out, and the
-    choice has what there was by then.
+    ``finish_reason`` is stop, length, tool_calls (chats) or, beyond OpenAI's words, timeout: the request's own
+    ``timeout`` ran out, and the choice has what there was by then. ``stop_reason`` is vLLM's: the stop string or the
+    id of the stop token that ended the choice; null where the model ended it itself. In a stream it comes with the
+    finish reason.
     """
 
     object_name: str
     chunk_name: str
 
-    def __init__(self, completion_id: str, model: str) -> None:
-        self._head = {"id": completion_id, "created": int(time.time()), "model": model}
+    def __init__(self, judged: JudgedRequest, text: TextProcessor) -> None:
+        self._options = judged.answer
+        self._prompts = [generation.prompt_token_ids for generation in judged.generations]
+        self._name = namer(text.token_bytes, as_ids=self._options.tokens_as_ids)
+        self._head = {"id": judged.completion_id, "created": int(time.time()), "model": judged.model}
+        chunk_head = orjson.dumps({**self._head, "object": self.chunk_name})
+        self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":['
+        owners = [prompt for prompt, each in enumerate(judged.generations) for _ in range(each.num_branches)]
+        self._text_frames: dict[int, tuple[bytes, bytes]] = {}
+        self._choices = [self._choice(index, prompt, text) for index, prompt in enumerate(owners)]
 
-    def answer(self, texts: list[str], reasons: list[FinishReason], usage: Usage) -> bytes:
-        """The whole answer in one body."""
-        choices = [
-            {"index": index, **self.whole(text), "logprobs": None, "finish_reason": reason.value}
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
-        ]
-        return orjson.dumps({**self._head, "object": self.object_name, "choices": choices, "usage": usage_body(usage)})
+    def chunks(self, event: TextEvent, usage: Callable[[], Usage]) -> bytes:
+        """The events of a stream that say what ``event`` does; ``usage`` is that so far. In one piece: what a write
+        costs on its way through Ray Serve is more than what the chunks cost."""
+        choice, tail = self._choices[event.choice], self._chunk_tail(usage)
+        if event.finish_reason is None and not event.tokens and choice.is_plain:
+            head, rest = self._text_frame(event.choice)
+            return b"".join((head, orjson.dumps(event.text), rest, tail))
+        prompt, chunks = self._prompt_part(event), []
+        for part in choice.parts(event):
+            chunks.append(b"".join((self._chunk_head, orjson.dumps(part), b"]", prompt, tail)))
+            prompt = b""
+        return b"".join(chunks)
 
-    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        """One event of a stream."""
-        return sse(orjson.dumps({**self._head, "object": self.chunk_name, "choices": choices, **more}))
+    def usage_chunk(self, usage: Usage) -> bytes | None:
+        """The last chunk of a stream that was asked for one."""
+        if not self._options.include_usage:
+            return None
+        return self._chunk_head + b"]" + _usage_tail(usage)
 
-    def choice(self, index: int, content: dict[str, Any], reason: FinishReason | None = None) -> dict[str, Any]:
-        return {"index": index, **content, "logprobs": None, "finish_reason": reason.value if reason else None}
+    def add(self, event: TextEvent) -> None:
+        """Take an event of an answer that is not streamed."""
+        self._choices[event.choice].add(event)
+
+    def whole(self, usage: Usage) -> bytes:
+        """The answer of all that was added, in one body."""
+        choices = [choice.whole() for choice in self._choices]
+        body = {**self._head, "object": self.object_name, "choices": choices, "usage": usage_body(usage)}
+        return orjson.dumps(body | self._more())
+
+    @property
+    def takes_long(self) -> bool:
+        """Shaping the answer may take as long as thousands of tokens do, and is no work for the event loop."""
+        return self._options.num_logprobs is not None or self._options.num_prompt_logprobs is not None
+
+    def _text_frame(self, choice: int) -> tuple[bytes, bytes]:
+        """What is around the text of a chunk with nothing else in it: made once, since nearly all chunks are such."""
+        if (frame := self._text_frames.get(choice)) is None:
+            part = orjson.dumps(self._choices[choice].text_part(_TEXT))
+            head, rest = part.split(orjson.dumps(_TEXT))
+            frame = self._text_frames[choice] = (self._chunk_head + head, rest + b"]")
+        return frame
+
+    def _chunk_tail(self, usage: Callable[[], Usage]) -> bytes:
+        if self._options.continuous_usage:
+            return _usage_tail(usage())
+        return b',"usage":null}\n\n' if self._options.include_usage else b"}\n\n"
+
+    def _prompt_part(self, event: TextEvent) -> bytes:
+        """What a chunk has of the prompt beside its choices."""
+        return b""
+
+    def _more(self) -> dict[str, Any]:
+        """What an answer has beside its choices."""
+        return {}
 
     @abstractmethod
-    def whole(self, text: str) -> dict[str, Any]:
-        """Where a choice of an answer carries its text."""
-
-    @abstractmethod
-    def part(self, text: str) -> dict[str, Any]:
-        """Where a choice of a chunk carries its text."""
-
-    @abstractmethod
-    def opening(self) -> dict[str, Any] | None:
-        """The content of a choice's first chunk, where it has one of its own."""
-
-    @abstractmethod
-    def closing(self) -> dict[str, Any]:
-        """The content of a choice's last chunk, which carries the finish reason."""
+    def _choice(self, index: int, prompt: int, text: TextProcessor) -> Choice:
+        """A new choice, an output of the ``prompt``-th prompt."""
 
 
 class ChatFormat(AnswerFormat):
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
+    _first: TextEvent | None = None
+    """The first event of all tells of the prompt."""
 
-    def whole(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def add(self, event: TextEvent) -> None:
+        self._first = self._first or event
+        super().add(event)
 
-    def part(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}}
+    def _choice(self, index: int, prompt: int, text: TextProcessor) -> Choice:
+        return ChatChoice(index, self._options, self._name, text.token_bytes)
 
-    def opening(self) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": ""}}
+    def _more(self) -> dict[str, Any]:
+        return {} if self._first is None else self._prompt_fields(self._first)
 
-    def closing(self) -> dict[str, Any]:
-        return {"delta": {}}
+    def _prompt_part(self, event: TextEvent) -> bytes:
+        if self._first is not None:
+            return b""
+        self._first = event
+        fields = self._prompt_fields(event)
+        return b"," + orjson.dumps(fields)[1:-1] if fields else b""
+
+    def _prompt_fields(self, first: TextEvent) -> dict[str, Any]:
+        return prompt_fields(self._options, self._prompts[0], first, self._name)
 
 
 class CompletionFormat(AnswerFormat):
     object_name = "text_completion"
     chunk_name = "text_completion"
 
-    def whole(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def __init__(self, judged: JudgedRequest, text: TextProcessor) -> None:
+        self._echoes: dict[int, PromptEcho] = {}
+        super().__init__(judged, text)
 
-    def part(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _choice(self, index: int, prompt: int, text: TextProcessor) -> Choice:
+        echo = self._echo(prompt, text) if self._options.echo else None
+        return CompletionChoice(index, self._options, self._name, self._prompts[prompt], echo)
 
-    def opening(self) -> dict[str, Any] | None:
-        return None
-
-    def closing(self) -> dict[str, Any]:
-        return {"text": ""}
+    def _echo(self, prompt: int, text: TextProcessor) -> PromptEcho:
+        if prompt not in self._echoes:
+            texts = self._options.prompt_texts
+            said = texts[prompt] if prompt < len(texts) else None
+            self._echoes[prompt] = PromptEcho(
+                self._prompts[prompt], text, said=said, skip_special_tokens=self._options.skip_special_tokens
+            )
+        return self._echoes[prompt]
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -105,44 +165,43 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
-def sse(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+def _usage_tail(usage: Usage) -> bytes:
+    return b',"usage":' + orjson.dumps(usage_body(usage)) + b"}\n\n"
 
 
-async def stream_answer(
-    starting: StartingRun, shape: AnswerFormat, *, include_usage: bool, request_id: str
-) -> AsyncGenerator[bytes]:
+async def whole_answer(run: Run, shape: AnswerFormat) -> bytes:
+    """The body of an answer that is not streamed, when the last choice has ended. Raises what ``run.events`` does."""
+    async with aclosing(run.events()) as events:
+        async for event in events:
+            shape.add(event)
+    if shape.takes_long:
+        return await asyncio.to_thread(shape.whole, run.usage())
+    return shape.whole(run.usage())
+
+
+async def stream_answer(starting: StartingRun, shape: AnswerFormat, *, request_id: str) -> AsyncGenerator[bytes]:
     """The events of a streamed answer; of a run that may still be starting.
 
     For each choice: the role (chats), text, one chunk with the finish reason; then the usage if it was asked for, and
     ``[DONE]``. A failure is one event ``data: {"error": …}``, after which the stream ends without ``[DONE]``: clients
-    see an error, never a short answer that looks whole. With ``include_usage`` every other chunk has a null usage.
-    ``request_id`` is for the log.
+    see an error, never a short answer that looks whole. With ``include_usage`` every other chunk has a null usage, with
+    ``continuous_usage`` that so far. ``request_id`` is for the log.
     """
-    more = {"usage": None} if include_usage else {}
-    opened: set[int] = set()
     try:
         run = await starting.run()
         async with aclosing(run.events()) as events:
             async for event in events:
-                contents = _contents(event, shape, first=event.index not in opened)
-                # One write: what a write costs on its way through Ray Serve is more than what the chunks cost.
-                yield b"".join(shape.chunk([content], **more) for content in contents)
-                opened.add(event.index)
-        if include_usage:
-            yield shape.chunk([], usage=usage_body(run.usage()))
+                if event.prompt_logprobs:  # thousands of them come at once
+                    yield await asyncio.to_thread(shape.chunks, event, run.usage)
+                elif chunks := shape.chunks(event, run.usage):  # else a message's parser waits for more
+                    yield chunks
+        if (usage := shape.usage_chunk(run.usage())) is not None:
+            yield usage
         yield DONE
     except Exception as error:
         log_if_unexpected(error, request_id)
         yield sse(describe(error).body())
 
 
-def _contents(event: TextEvent, shape: AnswerFormat, *, first: bool) -> list[dict[str, Any]]:
-    contents = []
-    if first and (opening := shape.opening()) is not None:
-        contents.append(shape.choice(event.index, opening))
-    if event.text:
-        contents.append(shape.choice(event.index, shape.part(event.text)))
-    if event.finish_reason is not None:
-        contents.append(shape.choice(event.index, shape.closing(), event.finish_reason))
-    return contents
+def sse(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ...worker.errors import GenerationFailed, InvalidRequest, Overloaded, Unavailable
-from ...worker.messages import FinishReason
+from ...worker.messages import FinishReason, TokenLogprobs
 from .errors import DeadlineMissed
 from .merge import merged
 from .metrics import GatewayMetrics, RequestMeter
-from .output import OutputText
+from .output import OutputText, OutputToken
 from .requests import JudgedRequest
 from .service import Generation, GenerationService, TokenDelta
 from .text import TextProcessor
@@ -24,13 +24,19 @@ QUEUED = "queued"
 """The reason in the header of a stream that began while its request waited in the router."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextEvent:
-    """New text of one choice, its end, or both."""
+class TextEvent(NamedTuple):
+    """New text of one choice, its end, or both. One is made for each token: a frozen dataclass would take three times
+    as long."""
 
-    index: int
+    choice: int
     text: str
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """See ``OutputText``."""
+    tokens: tuple[OutputToken, ...] = ()
+    """Those whose text has begun to be given since the choice's last event, where the answer speaks of tokens."""
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    """With a choice's first event: of the prompt's tokens but the first, where the engine was asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +55,14 @@ class _Fan:
         """``first_index`` is the choice that branch 0 is; the others follow it."""
         self.generation = generation
         self.outputs = outputs
+        self.embedding: bytes | None = None
         self._meter = meter
         self._first_index = first_index
         self._running = set(range(len(outputs)))
         """Branches that the engine works on, as far as we know."""
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._silent = set(self._running)
+        """Branches without an event so far."""
 
     async def events(self) -> AsyncGenerator[TextEvent]:
         """Text of all branches until their ends. Raises what ``_check`` finds; in every case the engine holds nothing
@@ -61,11 +71,11 @@ class _Fan:
             async for delta in self.generation.tokens():
                 if delta.branch not in self._running:
                     continue  # tokens that were on their way when a stop string ended the branch
-                text = self._take(delta)
-                reason = self.outputs[delta.branch].finish_reason
-                if text or reason is not None:
-                    yield TextEvent(self._first_index + delta.branch, text, reason)
-                if reason is not None and self._is_over(reason):
+                if (event := self._take(delta)) is None:
+                    continue
+                yield event
+                if event.finish_reason is not None and not self._running:
+                    self._meter.end(event.finish_reason)
                     return
             raise GenerationFailed("The generation stopped without giving a reason.")
         except Exception:
@@ -81,25 +91,37 @@ class _Fan:
             self._running.clear()
             self.generation.abort()
 
-    def _take(self, delta: TokenDelta) -> str:
+    def _take(self, delta: TokenDelta) -> TextEvent | None:
         output = self.outputs[delta.branch]
         before = output.num_tokens
         text = output.push(delta)
         self._meter.tokens(delta.branch, output.num_tokens - before, delta.num_cached_tokens)
-        if delta.finish_reason is not None:
-            self._running.discard(delta.branch)
-        elif output.finish_reason is not None:  # a stop string is found only here
-            self._running.discard(delta.branch)
+        if delta.prompt_logprobs:
+            self._prompt_logprobs += delta.prompt_logprobs
+        if delta.embedding is not None:
+            self.embedding = delta.embedding
+        if output.finish_reason is not None:
+            self._end(delta)
+        tokens = output.take_tokens()
+        if not (text or tokens or output.finish_reason is not None):
+            return None
+        return self._event(delta.branch, text, tokens)
+
+    def _event(self, branch: int, text: str, tokens: tuple[OutputToken, ...]) -> TextEvent:
+        output = self.outputs[branch]
+        prompt_logprobs: Sequence[TokenLogprobs] = ()
+        if branch in self._silent:
+            self._silent.discard(branch)
+            prompt_logprobs = self._prompt_logprobs
+        choice = self._first_index + branch
+        return TextEvent(choice, text, output.finish_reason, output.stop_reason, tokens, prompt_logprobs)
+
+    def _end(self, delta: TokenDelta) -> None:
+        """A branch has ended."""
+        self._running.discard(delta.branch)
+        if delta.finish_reason is None:  # a stop string is found only here
             self.generation.end(delta.branch)
         self._check(delta)
-        return text
-
-    def _is_over(self, reason: FinishReason) -> bool:
-        """Whether the branch that has just ended was the last."""
-        if self._running:
-            return False
-        self._meter.end(reason)
-        return True
 
     def _check(self, delta: TokenDelta) -> None:
         """Ends that are no answer. A timeout is one if there is output: the client has set that limit itself."""
@@ -122,10 +144,9 @@ class _Fan:
 class Run:
     """All choices of one request. Whoever starts a run reads ``events`` to the end or calls ``abort``."""
 
-    def __init__(self, judged: JudgedRequest) -> None:
-        self.judged = judged
-        self.num_choices = sum(generation.num_branches for generation in judged.generations)
-        self._fans: list[_Fan] = []
+    def __init__(self, judged: JudgedRequest, fans: Sequence[_Fan]) -> None:
+        self._judged = judged
+        self._fans = fans
 
     @classmethod
     async def start(
@@ -137,29 +158,27 @@ class Run:
         arrival: float,
     ) -> Self:
         """Submit every generation; when one is refused none is left running. Raises what the service raises."""
-        run = cls(judged)
+        meters = [RequestMeter(metrics, len(request.prompt_token_ids), arrival) for request in judged.generations]
         starts = [asyncio.ensure_future(service.start(request)) for request in judged.generations]
         try:
-            await asyncio.gather(*starts)
-        except BaseException:
+            generations = await asyncio.gather(*starts)
+        except BaseException as error:
             await _undo(starts)
+            for meter in meters:
+                meter.end(_reason_of(error))
             raise
+        fans: list[_Fan] = []
         first_index = 0
-        for request, start in zip(judged.generations, starts, strict=True):
+        for request, generation, meter in zip(judged.generations, generations, meters, strict=True):
+            meter.placed(generation.route.expected_ttft_s)
             outputs = [judged.output_text(text, request) for _ in range(request.num_branches)]
-            expected_ttft_s = start.result().route.expected_ttft_s
-            meter = RequestMeter(metrics, len(request.prompt_token_ids), arrival, expected_ttft_s)
-            run._fans.append(_Fan(start.result(), outputs, meter, first_index=first_index))
+            fans.append(_Fan(generation, outputs, meter, first_index=first_index))
             first_index += request.num_branches
-        return run
+        return cls(judged, fans)
 
-    async def events(self) -> AsyncGenerator[TextEvent]:
-        """The events of all choices as they come. An exception of one ends them all."""
-        try:
-            async for event in merged([fan.events() for fan in self._fans]):
-                yield event
-        finally:
-            self.abort()
+    def events(self) -> AsyncGenerator[TextEvent]:
+        """The events of all choices as they come. An exception of one ends them all; so does closing the iterator."""
+        return merged([fan.events() for fan in self._fans])
 
     def abort(self) -> None:
         """End whatever is still under way; never blocks."""
@@ -170,10 +189,17 @@ class Run:
         """A prompt counts once, whatever the number of its choices."""
         outputs = [output for fan in self._fans for output in fan.outputs]
         return Usage(
-            sum(len(generation.prompt_token_ids) for generation in self.judged.generations),
+            sum(len(generation.prompt_token_ids) for generation in self._judged.generations),
             sum(output.num_tokens for output in outputs),
             sum(output.num_cached_tokens for output in outputs),
         )
+
+    def embeddings(self) -> list[bytes]:
+        """The vectors of a run that was to give them, in the order of its prompts, after its last event."""
+        vectors = [fan.embedding for fan in self._fans]
+        if any(vector is None for vector in vectors):
+            raise GenerationFailed("The engine gave no embedding for a prompt.")
+        return [vector for vector in vectors if vector is not None]
 
     def headers(self) -> dict[str, str]:
         """Where the prompts were routed, and why."""
@@ -219,12 +245,8 @@ async def _undo(starts: Sequence[asyncio.Future[Generation]]) -> None:
             outcome.abort()
 
 
-async def collect(run: Run) -> tuple[list[str], list[FinishReason]]:
-    """Texts and finish reasons of all choices, when the last has ended."""
-    texts = [""] * run.num_choices
-    reasons = [FinishReason.STOP] * run.num_choices
-    async for event in run.events():
-        texts[event.index] += event.text
-        if event.finish_reason is not None:
-            reasons[event.index] = event.finish_reason
-    return texts, reasons
+def _reason_of(error: BaseException) -> FinishReason:
+    """How requests ended that were refused, or given up before they were placed."""
+    if isinstance(error, Overloaded):
+        return FinishReason.OVERLOADED
+    return FinishReason.ERROR if isinstance(error, Exception) else FinishReason.ABORT

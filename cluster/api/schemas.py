@@ -53,79 +53,33 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
+from .chat_messages import ChatMessage, ToolChoice, Tools
 from .fields import (
+    MAX_BAD_WORDS,
     MAX_BEAM_WIDTH,
     MAX_CHOICES_OF_PROMPT,
+    MAX_DOCUMENTS,
     MAX_LENGTH_PENALTY,
+    MAX_TEMPLATE_CHARS,
     Body,
-    Content,
     Identifier,
     Int64,
+    LogitBias,
     Penalty,
     Prompt,
+    RepetitionPenalty,
     Stop,
+    StopText,
     StreamOptions,
-    TextPart,
+    TokenIds,
     only,
 )
 
 
-class NotBuiltYet(Body):
-    """Fields of both endpoints that only a neutral value is accepted for."""
-
-    presence_penalty: Annotated[Penalty | None, only(0)] = None
-    frequency_penalty: Annotated[Penalty | None, only(0)] = None
-    repetition_penalty: Annotated[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None, only(1)] = None
-    min_p: Annotated[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None, only(0)] = None
-    logit_bias: Annotated[dict[str, Any] | None, only({})] = None
-    bad_words: Annotated[list[Any] | None, only([])] = None
-    allowed_token_ids: Annotated[Any, only()] = None
-    prompt_logprobs: Annotated[Any, only()] = None
-    logits_processors: Annotated[Any, only()] = None
-    response_format: Annotated[dict[str, Any] | None, only({"type": "text"})] = None
-    structured_outputs: Annotated[Any, only()] = None
-    guided_json: Annotated[Any, only()] = None
-    guided_regex: Annotated[Any, only()] = None
-    guided_choice: Annotated[Any, only()] = None
-    guided_grammar: Annotated[Any, only()] = None
-    echo: Annotated[bool | None, only(False)] = None
-    include_stop_str_in_output: Annotated[bool | None, only(False)] = None
-    return_token_ids: Annotated[bool | None, only(False)] = None
-    return_tokens_as_token_ids: Annotated[bool | None, only(False)] = None
-    skip_special_tokens: Annotated[bool | None, only(True)] = None
-    spaces_between_special_tokens: Annotated[bool | None, only(True)] = None
-    detokenize: Annotated[bool | None, only(True)] = None
-    truncate_prompt_tokens: Annotated[Any, only()] = None
-    request_id: Annotated[Any, only()] = None
-    store: Annotated[bool | None, only(False)] = None
-    metadata: Annotated[dict[str, Any] | None, only({})] = None
-    service_tier: Annotated[str | None, only("auto", "default")] = None
-    kv_transfer_params: Annotated[Any, only()] = None
-    vllm_xargs: Annotated[Any, only()] = None
-
-
-class GenerationFields(NotBuiltYet):
-    """What both endpoints honour."""
+class RoutedFields(Body):
+    """What all endpoints that compute honour: whom a request counts for, when and where it is computed."""
 
     model: Identifier
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES_OF_PROMPT)] | None = None
-    use_beam_search: bool | None = None
-    beam_width: Annotated[int, Field(ge=1, le=MAX_BEAM_WIDTH)] | None = None
-    length_penalty: (
-        Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY, allow_inf_nan=False)] | None
-    ) = None
-    early_stopping: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    top_k: Annotated[Int64, Field(ge=-1)] | None = None
-    max_tokens: Annotated[Int64, Field(ge=1)] | None = None
-    min_tokens: Annotated[Int64, Field(ge=0)] | None = None
-    seed: Int64 | None = None
-    stop: Stop | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
-    ignore_eos: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=1024)] | None = None
     safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
     priority: Int64 | None = None
@@ -137,7 +91,63 @@ class GenerationFields(NotBuiltYet):
     cache_salt: Identifier | None = None
     session_id: Identifier | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    truncate_prompt_tokens: Annotated[Int64, Field(ge=1)] | None = None
+
+
+class RefusedFields(Body):
+    """Fields of both endpoints that clients know and that only a neutral value is accepted for."""
+
+    logits_processors: Annotated[Any, only()] = None
+    detokenize: Annotated[bool | None, only(True)] = None
+    request_id: Annotated[Any, only()] = None
+    store: Annotated[bool | None, only(False)] = None
+    metadata: Annotated[dict[str, Any] | None, only({})] = None
+    service_tier: Annotated[str | None, only("auto", "default")] = None
+    kv_transfer_params: Annotated[Any, only()] = None
+    vllm_xargs: Annotated[Any, only()] = None
     prompt_cache_retention: Annotated[str | None, only("in_memory")] = None
+
+
+class GenerationFields(RefusedFields, RoutedFields):
+    """What both endpoints that generate honour."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES_OF_PROMPT)] | None = None
+    use_beam_search: bool | None = None
+    beam_width: Annotated[int, Field(ge=1, le=MAX_BEAM_WIDTH)] | None = None
+    length_penalty: (
+        Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY, allow_inf_nan=False)] | None
+    ) = None
+    early_stopping: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[Int64, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Annotated[list[StopText], Field(max_length=MAX_BAD_WORDS)] | None = None
+    max_tokens: Annotated[Int64, Field(ge=0)] | None = None
+    min_tokens: Annotated[Int64, Field(ge=0)] | None = None
+    seed: Int64 | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
     @property
     def num_choices(self) -> int:
@@ -151,55 +161,56 @@ class GenerationFields(NotBuiltYet):
         """The field that bounds the output, and its value."""
         return "max_tokens", self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives wanted for each output token; None: no log-probabilities are."""
+        return None
 
-class Message(Body):
-    """One turn of a chat; its text is one string or a list of text parts."""
+    @property
+    def logprobs_field(self) -> str:
+        """The field that says how many."""
+        return "logprobs"
 
-    role: Literal["system", "user", "assistant", "developer"]
-    content: Content
-    name: Identifier | None = None
-    refusal: Annotated[Any, only()] = None
-    audio: Annotated[Any, only()] = None
-    annotations: Annotated[list[Any] | None, only([])] = None
-    tool_calls: Annotated[list[Any] | None, only([])] = None
-    function_call: Annotated[Any, only()] = None
-    reasoning_content: Annotated[Any, only()] = None
-
-    def text(self) -> str:
-        """Parts are joined by line breaks, as vLLM does for templates that take a string."""
-        return self.content if isinstance(self.content, str) else "\n".join(map(_text_of, self.content))
-
-
-def _text_of(part: TextPart) -> str:
-    return part.text
+    @property
+    def wants_echo(self) -> bool:
+        return False
 
 
 class ChatCompletionRequest(GenerationFields):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[Int64, Field(ge=1)] | None = None
-    logprobs: Annotated[bool | None, only(False)] = None
-    top_logprobs: Annotated[int | None, only(0)] = None
-    tools: Annotated[list[Any] | None, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    echo: Annotated[bool | None, only(False)] = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[list[Any] | None, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None
-    reasoning_effort: Annotated[str | None, only("none")] = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     verbosity: Annotated[str | None, only("medium")] = None
     modalities: Annotated[list[Any] | None, only(["text"])] = None
     audio: Annotated[Any, only()] = None
     prediction: Annotated[Any, only()] = None
     web_search_options: Annotated[Any, only()] = None
-    add_generation_prompt: Annotated[bool | None, only(True)] = None
-    continue_final_message: Annotated[bool | None, only(False)] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: Annotated[bool | None, only(False)] = None
-    include_reasoning: Annotated[bool | None, only(True)] = None
-    documents: Annotated[list[Any] | None, only([])] = None
-    chat_template: Annotated[Any, only()] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, only({})] = None
+    include_reasoning: bool | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: Annotated[dict[str, Any] | None, only({})] = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def logprobs_field(self) -> str:
+        return "top_logprobs"
 
     def output_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:
@@ -212,12 +223,40 @@ class CompletionRequest(GenerationFields):
 
     prompt: Prompt
     best_of: Int64 | None = None
-    logprobs: Annotated[int | None, only()] = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
     suffix: Annotated[Any, only()] = None
-    add_special_tokens: Annotated[bool | None, only(True)] = None
+    add_special_tokens: bool | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def wants_echo(self) -> bool:
+        return bool(self.echo)
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each of which becomes ``n`` choices."""
-        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return cast("list[str | list[int]]", self.prompt)
+        return prompts_of(self.prompt)
+
+
+def prompts_of(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """Each of them, however few there are."""
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]
+    return cast("list[str | list[int]]", prompt)
+
+
+class EmbeddingRequest(RoutedFields):
+    """``POST /v1/embeddings``: a vector for each input, made of the model's last hidden states."""
+
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    pooling: Literal["last", "mean"] | None = None
+    """Which hidden states: that of the last token, or the mean of all. Default: --pooling."""
+    dimensions: Annotated[Any, only()] = None
+    add_special_tokens: bool | None = None
+
+    def inputs(self) -> list[str | list[int]]:
+        return prompts_of(self.input)

@@ -1,30 +1,35 @@
 """Text to token ids and back: the tokenizer and the chat template of the served model.
 
-``PreTrainedTokenizerFast`` reads tokenizer.json and the template; its rendering of chats is transformers' own. Unlike
-``AutoTokenizer`` it does not import torch (0.8 s, not 3.4 s, on two cores). Encoding goes to the ``tokenizers`` object
-under it, which any number of threads may use at once: transformers' call sets padding and truncation each time.
+``PreTrainedTokenizerFast`` reads tokenizer.json and the template, which ``chat/`` renders. Unlike ``AutoTokenizer`` it
+does not import torch (0.8 s, not 3.4 s, on two cores). Encoding goes to the ``tokenizers`` object under it, which any
+number of threads may use at once: transformers' call sets padding and truncation each time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import jinja2
 from transformers import PreTrainedTokenizerFast
 
-from ...worker.errors import ConfigurationError, ContextLengthExceeded, InvalidRequest
-from .detokenizer import Detokenizer
+from ...worker.errors import ConfigurationError, ContextLengthExceeded
+from ...worker.grammar import GrammarCompiler
+from .chat.prompts import DEFAULT_OPTIONS, ChatOptions, ChatPrompts
+from .chat.render import Chat, TemplateSource
+from .detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from .model_files import read_json
+from .token_bytes import TokenBytes
 
-ChatMessage = Mapping[str, str]
 T = TypeVar("T")
 _RARE = "\U000f0000"
 """A private character that is in no vocabulary."""
+_NUM_UNTRUSTED = 2
+"""Processes that render requests' own templates at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +41,54 @@ class ModelTokens:
     eos_token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    text: str
+    token_ids: list[int]
+
+
 class TextProcessor:
     """Tokenizer and chat template. The ``async`` methods work in threads, so that long prompts do not stop the loop."""
 
-    def __init__(self, tokenizer: Any, tokens: ModelTokens, *, num_threads: int = 2) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        tokenizer: Any,
+        tokens: ModelTokens,
+        *,
+        options: ChatOptions = DEFAULT_OPTIONS,
+        num_threads: int = 2,
+    ) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
+        self.token_bytes = TokenBytes(self._backend)
         self.vocab_size = tokens.vocab_size
         self.eos_token_ids = tokens.eos_token_ids
+        self.grammars = GrammarCompiler.of_model(model_dir, tokens.vocab_size)
         self._max_token_chars = _max_token_chars(self._backend)
-        self._knows_developer = "developer" in str(tokenizer.chat_template)
+        self._chats = ChatPrompts(_template_source(tokenizer), options)
+        self.template_support = self._chats.support
+        added = self._backend.get_added_tokens_decoder()
+        self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
+        """Tokens that are no text: name → id."""
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="text")
+        self._untrusted = ThreadPoolExecutor(_NUM_UNTRUSTED, thread_name_prefix="template")
 
     @classmethod
-    def load(cls, model_dir: Path, *, chat_template: str | None = None, num_threads: int = 2) -> Self:
+    def load(
+        cls,
+        model_dir: Path,
+        *,
+        chat_template: str | None = None,
+        options: ChatOptions = DEFAULT_OPTIONS,
+        num_threads: int = 2,
+    ) -> Self:
         """Read a Hugging Face folder. ``chat_template`` replaces the folder's own.
 
-        Raises ConfigurationError for a folder without a readable tokenizer.json and for a template with a syntax error.
+        Raises ConfigurationError for a folder without a readable tokenizer.json, for a template with a syntax error,
+        and for options that do not fit the template.
         """
         if not (model_dir / "tokenizer.json").is_file():
             raise ConfigurationError(f"model folder {model_dir}: there is no tokenizer.json")
@@ -64,35 +98,82 @@ class TextProcessor:
             raise ConfigurationError(f"model folder {model_dir}: the tokenizer cannot be read: {error}") from error
         if chat_template is not None:
             tokenizer.chat_template = chat_template
-        processor = cls(tokenizer, _model_tokens(model_dir, tokenizer), num_threads=num_threads)
-        processor._compile_template()
-        return processor
+        return cls(model_dir, tokenizer, _model_tokens(model_dir, tokenizer), options=options, num_threads=num_threads)
 
     def close(self) -> None:
         """End the threads; work under way is finished first."""
         self._threads.shutdown()
+        self._untrusted.shutdown()
 
-    async def render_chat(self, messages: Sequence[ChatMessage], *, max_tokens: int) -> list[int]:
-        """The prompt of a chat, up to where the assistant's turn begins.
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """The token ids of a chat's prompt: up to where the assistant's turn begins, or goes on.
 
-        Raises InvalidRequest when there is no template or it rejects the conversation, ContextLengthExceeded when the
-        prompt is certainly longer than ``max_tokens``.
+        ``messages`` and ``tools`` are what ``template_form`` gives. By default ``add_generation_prompt`` is the
+        opposite of ``continue_final_message``. ``template_kwargs`` are variables of the template, ``chat_template`` is
+        the request's own. Errors as ``chat_prompt``.
         """
-        return await self._in_thread(lambda: self._encode(self._render(messages), max_tokens, special_tokens=False))
+        chat = Chat(
+            messages,
+            tools,
+            documents,
+            add_generation_prompt=not continue_final_message
+            if add_generation_prompt is None
+            else add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=template_kwargs or {},
+        )
+        return (await self.chat_prompt(chat, max_tokens=max_tokens, chat_template=chat_template)).token_ids
 
-    async def encode(self, text: str, *, max_tokens: int) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer adds; errors as ``render_chat``."""
-        return await self._in_thread(lambda: self._encode(text, max_tokens, special_tokens=True))
+    async def chat_prompt(self, chat: Chat, *, max_tokens: int, chat_template: str | None = None) -> ChatPrompt:
+        """Raises InvalidRequest when there is no template or it rejects the conversation, ContextLengthExceeded when
+        the prompt is certainly longer than ``max_tokens``."""
+        if chat_template is None:
+            text = await self.in_thread(lambda: self._chats.text(chat))
+        else:
+            loop = asyncio.get_running_loop()
+            text = await loop.run_in_executor(self._untrusted, self._chats.text_by, chat_template, chat)
+        return ChatPrompt(text, await self.encode(text, max_tokens=max_tokens, special_tokens=False))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens. transformers' clean-up of spaces is not done: it would change text once sent."""
-        text: str = self._backend.decode(token_ids, skip_special_tokens=True)
+    async def encode(self, text: str, *, max_tokens: int, special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the special tokens that the tokenizer adds; errors as ``chat_prompt``."""
+        return await self.in_thread(lambda: self._encode(text, max_tokens, special_tokens=special_tokens))
+
+    async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that spell the words, each at the start of a text and after a space, as vLLM's bad
+        words are."""
+        if not words:
+            return ()
+        stripped = [word.lstrip(" ") or word for word in words]
+        spellings = [spelling for word in stripped for spelling in (word, f" {word}")]
+        encoded = await self.in_thread(lambda: self._backend.encode_batch_fast(spellings, add_special_tokens=False))
+        return tuple(dict.fromkeys(tuple(each.ids) for each in encoded if each.ids))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """transformers' clean-up of spaces is not done: it would change text once sent. Nor are spaces put between
+        special tokens that are shown."""
+        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def detokenizer(self, prompt_token_ids: Sequence[int]) -> Detokenizer:
-        return Detokenizer(self.decode, prompt_token_ids)
+    def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
+        """For the output that follows a prompt."""
+        if self.token_bytes.is_byte_level:
+            tokens = self.token_bytes
+            return ByteDetokenizer(tokens.without_special if skip_special_tokens else tokens.all)
+        return WindowDetokenizer(partial(self.decode, skip_special_tokens=skip_special_tokens), prompt_token_ids)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives; it is done in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _encode(self, text: str, max_tokens: int, *, special_tokens: bool) -> list[int]:
@@ -114,32 +195,14 @@ class TextProcessor:
             f"has at least {at_least} tokens."
         )
 
-    def _render(self, messages: Sequence[ChatMessage]) -> str:
-        """transformers' rendering; a template without the role developer gets those messages as system messages."""
-        if not self._tokenizer.chat_template:
-            raise InvalidRequest(
-                "This model has no chat template: use /v1/completions, or start the server with a template.",
-                param="messages",
-                code="no_chat_template",
-            )
-        if not self._knows_developer:
-            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-        try:
-            chat = [dict(message) for message in messages]
-            text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is a program of the model's author; whatever it raises is its verdict
-            raise InvalidRequest(
-                f"The model's chat template rejects this conversation: {error}", param="messages"
-            ) from error
-        return str(text)
 
-    def _compile_template(self) -> None:
-        """Render a probe, which also fills transformers' cache of compiled templates."""
-        try:
-            self._render([{"role": "user", "content": "Hello"}])
-        except InvalidRequest as error:
-            if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
-                raise ConfigurationError(f"the chat template has a syntax error: {error.__cause__}") from error
+def _template_source(tokenizer: Any) -> TemplateSource | None:
+    template = tokenizer.chat_template
+    if not template:
+        return None
+    sources = template if isinstance(template, dict) else {"default": template}
+    added = frozenset(token.content for token in tokenizer.backend_tokenizer.get_added_tokens_decoder().values())
+    return TemplateSource(sources, tokenizer.special_tokens_map, added)
 
 
 def _max_token_chars(backend: Any) -> int | None:
@@ -160,8 +223,8 @@ def _keeps_blanks(backend: Any) -> bool:
 
 
 def _model_tokens(model_dir: Path, tokenizer: Any) -> ModelTokens:
-    config = _read_json(model_dir / "config.json")
-    generation = _read_json(model_dir / "generation_config.json")
+    config = read_json(model_dir / "config.json")
+    generation = read_json(model_dir / "generation_config.json")
     vocab_size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or len(tokenizer)
     ids = [tokenizer.eos_token_id, *_as_list(config.get("eos_token_id")), *_as_list(generation.get("eos_token_id"))]
     eos_token_ids = dict.fromkeys(i for i in ids if isinstance(i, int) and 0 <= i < vocab_size)
@@ -170,15 +233,3 @@ def _model_tokens(model_dir: Path, tokenizer: Any) -> ModelTokens:
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} holds no JSON object")
-    return content

@@ -231,6 +231,13 @@ def sample_works(kernels: Kernels, rows: int) -> Iterator[Work]:
             lambda parameters=parameters: kernels.sample(logits, parameters),  # type: ignore[misc]
             logits.numel() * 4,
         )
+    token_ids = logits.argmax(dim=-1)
+    for k in (0, 5, 20):
+        yield Work(
+            f"logprobs, k {k}, {rows} rows",
+            lambda k=k: kernels.logprobs(logits, token_ids, k),  # type: ignore[misc]
+            logits.numel() * 4,
+        )
 
 
 def linear_works(kernels: Kernels, dtype: torch.dtype, rows: int, size_in: int, size_out: int) -> Iterator[Work]:

@@ -16,10 +16,12 @@ import uvicorn
 from octavo.cluster.api.app import build_app
 from octavo.cluster.api.service import GenerationRequest, Readiness, Route, ServedModel, TokenDelta
 from octavo.cluster.api.text import TextProcessor
-from octavo.worker.messages import FinishReason
+from octavo.cluster.http_config import HttpConfig
+from octavo.worker.messages import FinishReason, TokenLogprobs
 
 MODEL = "smollm2"
 MAX_MODEL_LEN = 256
+VOCAB_SIZE = 49_152
 IM_END = 2
 """The end-of-sequence id of SmolLM2, <|im_end|>."""
 
@@ -131,7 +133,21 @@ def echo(request: GenerationRequest) -> list[TokenDelta]:
         deltas(output[:limit], reason, cached=None if branch else 16, branch=branch)
         for branch in range(request.num_branches)
     ]
-    return [delta for step in zip(*branches, strict=True) for delta in step]
+    first, *others = [delta for step in zip(*branches, strict=True) for delta in step]
+    prompt_logprobs = _logprobs(request.prompt_token_ids[1:], request.sampling.num_prompt_logprobs)
+    return [
+        delta._replace(logprobs=_logprobs(delta.token_ids, request.sampling.num_logprobs))
+        for delta in (first._replace(prompt_logprobs=prompt_logprobs), *others)
+    ]
+
+
+def _logprobs(token_ids: Sequence[int], num: int | None) -> tuple[TokenLogprobs, ...]:
+    """Each token is the likeliest one; those after it in the vocabulary come next."""
+    if num is None:
+        return ()
+    tops = ([(token_id + place) % VOCAB_SIZE for place in range(num)] for token_id in token_ids)
+    logprobs = tuple(-0.5 - place for place in range(num))
+    return tuple(TokenLogprobs(-0.5, 1, tuple(top), logprobs) for top in tops)
 
 
 @pytest.fixture(scope="session")
@@ -187,5 +203,5 @@ async def served(app: object) -> AsyncIterator[str]:
 @pytest.fixture
 async def address(service: ScriptedService, text: TextProcessor, info: ServedModel) -> AsyncIterator[str]:
     """The application on a real port, with comments on streams that are silent for 50 ms."""
-    async with served(build_app(service, text, info, keepalive_s=0.05)) as url:
+    async with served(build_app(service, text, info, http=HttpConfig(keepalive_s=0.05))) as url:
         yield url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx2
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.cluster.api.metrics import merge_metrics
 from octavo.cluster.api.service import TokenDelta
+from octavo.worker.errors import Overloaded
 from octavo.worker.messages import FinishReason
 
 PROMPT = {"model": "smollm2", "prompt": "The quick brown fox"}
@@ -53,6 +55,71 @@ async def test_every_end_is_counted_once(client: httpx2.AsyncClient, service: An
     ends = {key: number for key, number in found.items() if key[0] == "octavo_request_success_total"}
     labels = (("finished_reason", reason.value), ("gateway", "alone"), ("model_name", "smollm2"))
     assert ends == {("octavo_request_success_total", *labels): 1}
+    assert await value(client, "octavo_gateway_requests_in_flight") == 0
+
+
+async def test_case_bug_108_a_known_mix_is_counted_exactly(address: str, service: Any) -> None:
+    """Ten that end by themselves, five by their limit, seven left while they stream, three while they wait, four bad
+    ones, two with three choices; tokens as the answers' own usage tells."""
+    usages: list[dict[str, int]] = []
+    async with httpx2.AsyncClient(base_url=address, timeout=20) as http:
+
+        async def ask(**fields: Any) -> int:
+            answer = await http.post("/v1/completions", json=PROMPT | fields)
+            if answer.status_code == 200:
+                usages.append(answer.json()["usage"])
+            return int(answer.status_code)
+
+        ok: list[dict[str, Any]] = [{} for _ in range(10)] + [{"max_tokens": 2}] * 5 + [{"n": 3}] * 2
+        assert {await ask(**fields) for fields in ok} == {200}
+        assert [await ask(max_tokens=-1) for _ in range(4)] == [400] * 4
+        echo = service.script
+        service.script = lambda _: [TokenDelta((500, 501), num_cached_tokens=0)]
+        for _ in range(7):
+            async with http.stream("POST", "/v1/completions", json=PROMPT | {"stream": True}) as answer:
+                await anext(answer.aiter_lines())
+        service.script, waits = echo, service.start
+
+        async def wait_for_a_turn(_: object) -> None:
+            await asyncio.Event().wait()
+
+        service.start = wait_for_a_turn
+        for _ in range(3):
+            async with http.stream("POST", "/v1/completions", json=PROMPT | {"stream": True}) as answer:
+                await anext(answer.aiter_lines())  # a comment: it waits in the router
+        service.start = waits
+        found = await settled(http)
+    ends = {dict(key[1:])["finished_reason"]: n for key, n in found.items() if key[0] == "octavo_request_success_total"}
+    assert ends == {"stop": 12, "length": 5, "abort": 10}
+    own = {key[0]: number for key, number in found.items() if len(key) == 3}
+    assert own["octavo_prompt_tokens_total"] == sum(usage["prompt_tokens"] for usage in usages) + 7 * 4
+    assert own["octavo_generation_tokens_total"] == sum(usage["completion_tokens"] for usage in usages) + 7 * 2
+    assert own["octavo_time_to_first_token_seconds_count"] == 17 + 7
+    assert own["octavo_gateway_requests_in_flight"] == 0
+
+
+async def settled(http: httpx2.AsyncClient) -> dict[tuple[Any, ...], float]:
+    """The metrics when no request is in flight any more."""
+    while True:
+        found = samples((await http.get("/metrics")).text)
+        if not any(number for key, number in found.items() if key[0] == "octavo_gateway_requests_in_flight"):
+            return found
+
+
+async def test_case_bug_108_errors_in_metrics_never_touch_an_answer(
+    client: httpx2.AsyncClient, service: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.script = lambda _: [TokenDelta((500,), num_cached_tokens=-1), TokenDelta((501,), FinishReason.LENGTH)]
+    answer = await client.post("/v1/completions", json=PROMPT)
+    assert answer.json()["usage"]["completion_tokens"] == 2
+    assert "a metric could not be written" in caplog.text
+    assert await value(client, "octavo_request_success_total", finished_reason="length") == 1
+
+
+async def test_a_refusal_of_the_cluster_is_an_end(client: httpx2.AsyncClient, service: Any) -> None:
+    service.start_error = Overloaded("full", retry_after_s=1.0)
+    assert (await client.post("/v1/completions", json=PROMPT)).status_code == 429
+    assert await value(client, "octavo_request_success_total", finished_reason="overloaded") == 1
     assert await value(client, "octavo_gateway_requests_in_flight") == 0
 
 

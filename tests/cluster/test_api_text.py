@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from octavo.cluster.api.chat.prompts import ChatOptions
 from octavo.cluster.api.text import TextProcessor
 from octavo.worker.errors import ConfigurationError, ContextLengthExceeded, InvalidRequest
 
@@ -65,6 +66,31 @@ async def test_case_bug_058_developer_messages_are_rendered_as_system(text: Text
 
     as_developer = await text.render_chat(chat("developer"), max_tokens=8192)
     assert as_developer == await text.render_chat(chat("system"), max_tokens=8192)
+
+
+async def test_case_bug_019_a_request_s_template_is_used_only_where_it_is_trusted(
+    text: TextProcessor, folder: Path
+) -> None:
+    template = "{% for m in messages %}{{ m.content }}!{% endfor %}"
+    with pytest.raises(InvalidRequest, match="--trust-request-chat-template") as caught:
+        await text.render_chat(CHATS[0], max_tokens=99, chat_template=template)
+    assert caught.value.param == "chat_template"
+    trusting = TextProcessor.load(folder, options=ChatOptions(trust_request_chat_template=True))
+    token_ids = await trusting.render_chat(CHATS[0], max_tokens=99, chat_template=template)
+    assert trusting.decode(token_ids) == CHATS[0][0]["content"] + "!"
+    trusting.close()
+
+
+def test_options_go_before_what_the_template_says(folder: Path) -> None:
+    thinking = TextProcessor.load(folder, options=ChatOptions(reasoning_parser="think"))
+    assert thinking.template_support.reasoning
+    assert "reasoning split off" in thinking.template_support.summary()
+    thinking.close()
+    set_template(folder, "{% for m in messages %}{{ m.content }}</think>{% endfor %}")
+    for parser, reasons in (("auto", True), ("none", False)):
+        text = TextProcessor.load(folder, options=ChatOptions(reasoning_parser=parser))  # type: ignore[arg-type]
+        assert text.template_support.reasoning is reasons
+        text.close()
 
 
 async def test_a_prompt_that_cannot_fit_is_refused_before_tokenization(text: TextProcessor) -> None:

@@ -70,9 +70,20 @@ WRONG_FIELDS = [
     ("BUG-009", {"repetition_penalty": 0}, "repetition_penalty"),
     ("BUG-011", {"max_tokens": 0}, "max_tokens"),
     ("BUG-011", {"max_tokens": -1}, "max_tokens"),
-    ("BUG-011", {"echo": True}, "echo"),
     ("BUG-021", {"allowed_token_ids": []}, "allowed_token_ids"),
-    ("BUG-021", {"bad_words": [" a"]}, "bad_words"),
+    ("BUG-021", {"allowed_token_ids": [49_152]}, "allowed_token_ids"),
+    ("BUG-021", {"allowed_token_ids": [253], "bad_words": [" a"]}, "allowed_token_ids"),
+    ("BUG-021", {"allowed_token_ids": [2], "min_tokens": 1}, "allowed_token_ids"),
+    ("BUG-021", {"bad_words": [""]}, "bad_words[0]"),
+    ("BUG-001", {"logit_bias": {"49152": 1}}, "logit_bias"),
+    ("BUG-001", {"logit_bias": {"5": 100.5}}, "logit_bias"),
+    ("BUG-001", {"logit_bias": {"5": True}}, "logit_bias"),
+    ("BUG-001", {"logit_bias": {"-5": 1}}, "logit_bias"),
+    ("", {"frequency_penalty": 2.1}, "frequency_penalty"),
+    ("", {"repetition_penalty": 101}, "repetition_penalty"),
+    ("BUG-037", {"prompt_logprobs": 21}, "prompt_logprobs"),
+    ("BUG-037", {"prompt_logprobs": -1}, "prompt_logprobs"),
+    ("", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ("BUG-023", {"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
     ("BUG-023", {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
     ("", {"n": 0}, "n"),
@@ -91,8 +102,6 @@ WRONG_FIELDS = [
     ("", {"timeout": 0}, "timeout"),
     ("", {"cache_salt": ""}, "cache_salt"),
     ("", {"priority": 2**70}, "priority"),
-    ("", {"presence_penalty": 0.5}, "presence_penalty"),
-    ("", {"response_format": {"type": "json_object"}}, "response_format"),
     ("", {"store": True}, "store"),
     ("", {"metadata": {"a": "b"}}, "metadata"),
     ("", {"service_tier": "flex"}, "service_tier"),
@@ -128,26 +137,31 @@ async def test_case_bug_009_numbers_that_are_no_json(client: httpx2.AsyncClient,
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 5}, "top_logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        pytest.param({"top_logprobs": 5}, "top_logprobs", id="BUG-037 without logprobs"),
+        pytest.param({"top_logprobs": 5, "logprobs": False}, "top_logprobs", id="BUG-037 with logprobs false"),
+        pytest.param({"top_logprobs": 21, "logprobs": True}, "top_logprobs", id="BUG-037 too many"),
+        pytest.param({"top_logprobs": -1, "logprobs": True}, "top_logprobs", id="BUG-037 negative"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"echo": True}, "echo"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        pytest.param({"tool_choice": "required"}, "tool_choice", id="BUG-063 no tools"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"chat_template": "{% for a in range(99999) %}x{% endfor %}"}, "chat_template"),
         ({"chat_template_kwargs": {"chat_template": "x", "tokenize": True}}, "chat_template_kwargs"),
         ({"continue_final_message": True}, "continue_final_message"),
-        ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": {}}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls[0]"),
         ({"prompt": "x"}, "prompt"),
     ],
 )
@@ -171,8 +185,9 @@ async def test_wrong_fields_of_chats(client: httpx2.AsyncClient, fields: dict[st
         ({"prompt": [[5], ["a"]]}, "prompt[1][0]"),
         ({"prompt": ["a"] * 65}, "prompt"),
         ({"prompt": {"text": "a"}}, "prompt"),
-        ({"logprobs": 1}, "logprobs"),
-        ({"logprobs": True}, "logprobs"),
+        pytest.param({"logprobs": 21}, "logprobs", id="BUG-037 too many"),
+        pytest.param({"logprobs": True}, "logprobs", id="BUG-037 true"),
+        pytest.param({"echo": 1}, "echo", id="BUG-011 no boolean"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"messages": MESSAGES}, "messages"),
@@ -223,8 +238,10 @@ async def test_values_that_change_nothing_are_accepted(client: httpx2.AsyncClien
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 async def test_null_is_the_same_as_nothing(client: httpx2.AsyncClient, path: str) -> None:
-    schema = (await client.get("/openapi.json")).json()["paths"][path]["post"]["requestBody"]["content"]
-    fields = schema["application/json"]["schema"]["properties"]
+    document = (await client.get("/openapi.json")).json()
+    content = document["paths"][path]["post"]["requestBody"]["content"]
+    name = content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+    fields = document["components"]["schemas"][name]["properties"]
     body = dict.fromkeys(fields.keys() - {"model", "messages", "prompt"}) | {"model": "smollm2"}
     body |= {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
     answer = await client.post(path, json=body)

@@ -33,6 +33,7 @@ def is_idle(cluster: Cluster) -> bool:
 
 
 async def test_all_branches_travel_in_one_request(cluster: Cluster) -> None:
+    """What has gathered of a branch before it is read comes in one delta."""
     under_way = await cluster.service.start(request(3))
     assert cluster.a.requests[0].branches == (Branch(0), Branch(1), Branch(2))
     assert cluster.a.requests[0].sampling.seed == 7
@@ -42,10 +43,9 @@ async def test_all_branches_travel_in_one_request(cluster: Cluster) -> None:
     await cluster.a.give(2, 0, (), FinishReason.LENGTH, num_cached_tokens=32)
     await cluster.a.give(1, 1, (8,), FinishReason.LENGTH)
     assert await rest(under_way.tokens()) == [
-        TokenDelta((5,), None, 32, branch=1),
+        TokenDelta((5, 8), FinishReason.LENGTH, 32, branch=1),
         TokenDelta((6, 7), FinishReason.STOP, branch=0),
         TokenDelta((), FinishReason.LENGTH, branch=2),
-        TokenDelta((8,), FinishReason.LENGTH, branch=1),
     ]
     assert cluster.a.aborts == []
     assert is_idle(cluster)
@@ -142,8 +142,8 @@ async def test_when_nobody_can_go_on_every_branch_ends_once(cluster: Cluster, mo
     await cluster.a.die()
     ends = await rest(deltas)
     assert [(delta.branch, delta.finish_reason) for delta in ends] == [
-        (0, FinishReason.ERROR),
-        (2, FinishReason.ERROR),
+        (0, FinishReason.ABORT),
+        (2, FinishReason.ABORT),
     ]
     assert is_idle(cluster)
 

@@ -53,6 +53,15 @@ def test_the_cache_folder_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 REFUSED = {
     "--block-size: must be a power of two between 16 and 128, got 17": {"block_size": "17"},
+    "--api-key: must be 1 to 1024 visible ASCII characters without blanks": {"api_key": ["my secret"]},
+    '--allowed-origins: must be a word or a JSON list such as ["a", "b"], got [x': {"allowed_origins": "[x"},
+    "--max-body-bytes: must be at least 1024, got 1": {"max_body_bytes": 1},
+    "--keepalive-s: must be at least 0.0, got -1": {"keepalive_s": -1},
+    "--slow-client-timeout-s: must be greater than 0.0, got 0": {"slow_client_timeout_s": 0},
+    "--ssl-keyfile says nothing without --ssl-certfile": {"ssl_keyfile": "k"},
+    "--allowed-methods says nothing without --allowed-origins": {"allowed_methods": ["GET"]},
+    "--allow-credentials needs --allowed-origins that names the origins: with * any web page could act in a visitor's"
+    " name": {"allow_credentials": True, "allowed_origins": "*"},
     "--port: must be at most 65535, got 70000": {"port": 70000},
     "--port: must be a whole number, got True": {"port": True},
     "--port: must be a whole number, got 80.5": {"port": 80.5},

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -16,13 +17,14 @@ from ray.exceptions import RayActorError
 from octavo.cluster.api.metrics import GatewayMetrics
 from octavo.cluster.api.service import GenerationRequest
 from octavo.cluster.data_plane import ClusterService
-from octavo.cluster.group_client import GroupLost, TokenStream
 from octavo.cluster.router_client import RouterClient
+from octavo.cluster.token_stream import GroupLost, TokenStream
 from octavo.router.actor import RouterCore
 from octavo.worker.engine import Engine
 from octavo.worker.engine_loop import EngineLoop
 from octavo.worker.errors import Overloaded, Unavailable
-from octavo.worker.messages import FinishReason, Request, SamplingParams, SequenceUpdate
+from octavo.worker.messages import FinishReason, Request, SamplingParams, SequenceUpdate, TokenLogprobs
+from octavo.worker.prompt_reading import scored_tokens
 from octavo.worker.report_book import GroupIdentity, ReportBook
 from octavo.worker.routing_hash import RoutingHasher
 from octavo.worker.sampling_row import SamplingRow, StepResult
@@ -36,22 +38,31 @@ LIMITS = SchedulerLimits(num_blocks=64, block_size=16, max_num_seqs=8, max_num_b
 
 
 class CountingExecutor:
-    """The token at output position p is p + 1: what any group would go on with. ``pause_s`` makes streams last."""
+    """The token at output position p is p + 1: what any group would go on with. ``pause_s`` makes streams last.
+
+    Log-probabilities are told apart by their ranks, the tokens."""
 
     def __init__(self, pause_s: float) -> None:
         self.pause_s = pause_s
         self._thread = StepThread("model")
 
     def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
-        return self._thread.submit(functools.partial(self._run, rows))
+        return self._thread.submit(functools.partial(self._run, plan, rows))
 
-    def _run(self, rows: list[SamplingRow]) -> StepResult:
+    def _run(self, plan: StepPlan, rows: list[SamplingRow]) -> StepResult:
         time.sleep(self.pause_s)
-        return StepResult([row.position + 1 for row in rows])
+        logprobs = {i: ranked(row.position + 1) for i, row in enumerate(rows) if row.num_logprobs is not None}
+        targets = iter(scored_tokens(plan)[1].tolist() if len(plan.scored) else ())
+        scores = [tuple(map(ranked, islice(targets, count))) for count in plan.scored[:, 1].tolist()]
+        return StepResult([row.position + 1 for row in rows], logprobs=logprobs, prompt_logprobs=tuple(scores))
 
     def heartbeat(self) -> None: ...
 
     def shut_down(self) -> None: ...
+
+
+def ranked(token: int) -> TokenLogprobs:
+    return TokenLogprobs(-1.0, rank=token)
 
 
 class Remote:
@@ -307,23 +318,67 @@ async def test_caches_forget_what_no_request_uses(cluster: Cluster) -> None:
     assert set((await cluster.service.reset_prefix_cache()).values()) == {0}
 
 
+# ---- log-probabilities ----
+
+
+async def test_log_probabilities_are_told_once_each_over_two_groups(cluster: Cluster) -> None:
+    """The prompt takes three steps; its group dies after the first of them."""
+    sampling = SamplingParams(40, seed=0, num_logprobs=0, num_prompt_logprobs=0)
+    prompt = tuple(range(100, 250))
+    generation = await cluster.service.start(GenerationRequest("r", "m", prompt, sampling))
+    first = generation.route.group
+    tokens: list[int] = []
+    of_output: list[int] = []
+    of_prompt: list[int] = []
+    async for delta in generation.tokens():
+        cluster.leaders[first].dead = True
+        assert delta.token_ids or delta.prompt_logprobs
+        tokens += delta.token_ids
+        of_output += [each.rank for each in delta.logprobs]
+        of_prompt += [each.rank for each in delta.prompt_logprobs]
+    assert tokens == of_output == list(range(1, 41))
+    assert of_prompt == list(prompt[1:])
+    assert generation.route.group != first
+
+
+# ---- updates ----
+
+
 def update(position: int, *tokens: int) -> SequenceUpdate:
-    return SequenceUpdate("r", 0, position, tokens)
+    return SequenceUpdate("r", 0, position, tokens, logprobs=tuple(map(ranked, tokens)))
+
+
+def of_prompt(position: int, *tokens: int) -> SequenceUpdate:
+    return SequenceUpdate("r", 0, 0, (), prompt_position=position, prompt_logprobs=tuple(map(ranked, tokens)))
 
 
 async def test_a_repeated_update_brings_only_what_is_new() -> None:
     stream = TokenStream({0: 2})
     assert stream.put(update(0, 1, 2))
     assert stream.put(update(1, 2, 3, 4))
-    assert (await anext(stream.updates())).token_ids == (3, 4)
+    (given,) = await stream.take()
+    assert (given.token_ids, given.logprobs) == ((3, 4), (ranked(3), ranked(4)))
+
+
+async def test_a_repeated_update_brings_only_what_is_new_of_the_prompt() -> None:
+    stream = TokenStream({0: 0})
+    assert stream.put(of_prompt(1, 11, 12))
+    (given,) = await stream.take()
+    assert [each.rank for each in given.prompt_logprobs] == [11, 12]
+    for repeated in (of_prompt(1, 11, 12), of_prompt(2, 12, 13), update(0, 1)):
+        assert stream.put(repeated)
+    (given,) = await stream.take()
+    assert [each.rank for each in given.prompt_logprobs] == [13]
+    assert given.token_ids == (1,)
 
 
 async def test_a_gap_is_noticed() -> None:
     stream = TokenStream({0: 0})
     assert stream.put(update(0, 1))
     assert not stream.put(update(2, 3))
+    assert not stream.put(of_prompt(2, 11))
     stream.lose(GroupLost(is_dead=False))
-    updates = stream.updates()
-    assert (await anext(updates)).token_ids == (1,)
+    (given,) = await stream.take()
+    assert given.token_ids == (1,)
     with pytest.raises(GroupLost):
-        await anext(updates)
+        await stream.take()

@@ -7,11 +7,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from octavo.cluster.api.detokenizer import REPLACEMENT, Detokenizer
+from octavo.cluster.api.detokenizer import REPLACEMENT, Detokenizer, WindowDetokenizer
 from octavo.cluster.api.text import TextProcessor
 
 MIXED = "안녕 🇰🇷👩‍👩‍👧 ok שלום 你好，世界 e\u0301 naïve\n\ttabs  and   blanks 🏳️‍🌈"
 LETTERS = ["▁hello", "▁world", "▁", "a", "b", "."]
+
+
+any_tokens = st.lists(st.integers(0, 49_251) | st.integers(0, 16), max_size=40)
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +37,17 @@ def fallback_ids(word: str) -> list[int]:
     return [258 + LETTERS.index(word)] if word in LETTERS else [byte + 2 for byte in word.encode()]
 
 
-@given(token_ids=st.lists(st.integers(0, 49_151), max_size=40))
-def test_any_tokens_give_the_text_of_the_whole_sequence(text: TextProcessor, token_ids: list[int]) -> None:
-    parts = pieces(text.detokenizer(()), token_ids)
-    assert "".join(parts) == text.decode(token_ids)
+@given(token_ids=any_tokens, skip=st.booleans())
+def test_any_tokens_give_the_text_of_the_whole_sequence(text: TextProcessor, token_ids: list[int], skip: bool) -> None:
+    """Special ones and rows of the model without a token among them."""
+    parts = pieces(text.detokenizer((), skip_special_tokens=skip), token_ids)
+    assert "".join(parts) == text.decode(token_ids, skip_special_tokens=skip)
+
+
+@given(token_ids=any_tokens)
+def test_both_ways_to_detokenize_agree(text: TextProcessor, token_ids: list[int]) -> None:
+    bytewise, windowed = text.detokenizer(()), WindowDetokenizer(text.decode)
+    assert "".join(pieces(bytewise, token_ids)) == "".join(pieces(windowed, token_ids))
 
 
 @given(answer=st.text(max_size=60), prompt=st.text(max_size=20))
@@ -70,7 +80,7 @@ def test_flush_gives_what_can_no_longer_be_completed(text: TextProcessor) -> Non
     assert [detokenizer.push(half[0]), detokenizer.flush()] == ["", REPLACEMENT]
 
 
-def test_special_tokens_have_no_text(text: TextProcessor) -> None:
+def test_case_bug_049_text_goes_on_after_special_tokens(text: TextProcessor) -> None:
     hello, world = text._backend.encode("Hello").ids, text._backend.encode(" world").ids
     assert "".join(pieces(text.detokenizer(()), [*hello, 1, 2, *([2] * 40), *world])) == "Hello world"
 
@@ -91,17 +101,17 @@ def test_endless_undecodable_bytes_do_not_wait_for_ever(text: TextProcessor) -> 
 @given(words=st.lists(st.sampled_from([*LETTERS, "안", "👩", "é", "你"]), max_size=30))
 def test_byte_fallback_vocabularies(fallback: Tokenizer, words: list[str]) -> None:
     token_ids = [token_id for word in words for token_id in fallback_ids(word)]
-    text = "".join(pieces(Detokenizer(fallback.decode, [258 + LETTERS.index("a")]), token_ids))
+    text = "".join(pieces(WindowDetokenizer(fallback.decode, [258 + LETTERS.index("a")]), token_ids))
     assert text == "".join(words).replace("▁", " ")
 
 
 @given(token_ids=st.lists(st.integers(2, 257), max_size=60))
 def test_bytes_that_are_no_utf8_are_never_taken_back(fallback: Tokenizer, token_ids: list[int]) -> None:
-    detokenizer = Detokenizer(fallback.decode)
+    detokenizer = WindowDetokenizer(fallback.decode)
     assert all(isinstance(part, str) for part in pieces(detokenizer, token_ids))
 
 
 def test_the_first_token_keeps_its_blank_after_a_prompt(fallback: Tokenizer) -> None:
     hello, world = 258, 259
-    assert "".join(pieces(Detokenizer(fallback.decode, [hello]), [world])) == " world"
-    assert "".join(pieces(Detokenizer(fallback.decode), [world])) == "world"
+    assert "".join(pieces(WindowDetokenizer(fallback.decode, [hello]), [world])) == " world"
+    assert "".join(pieces(WindowDetokenizer(fallback.decode), [world])) == "world"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.cluster.api.detokenizer import StopStrings
-from octavo.cluster.api.output import OutputText
+from octavo.cluster.api.output import Ends, OutputText, OutputToken
 from octavo.cluster.api.service import TokenDelta
+from octavo.cluster.api.stop_strings import StopStrings
 from octavo.cluster.api.text import TextProcessor
 from octavo.worker.messages import FinishReason
 
@@ -86,16 +87,96 @@ def test_streamed_and_whole_output_are_equal(
     token_ids = text._backend.encode(answer).ids
     results = []
     for cuts_ in (sizes, other_sizes, [len(token_ids)], [1] * len(token_ids)):
-        output = OutputText(text.detokenizer(()), tuple(stops))
+        output = OutputText(text.detokenizer(()), Ends(tuple(stops)))
         sent = feed(output, token_ids, cuts_, FinishReason.LENGTH)
         results.append((sent, output.finish_reason, output.num_tokens))
     assert all(result == results[0] for result in results)
     assert results[0][0] == expected(answer, stops)[0]
 
 
+ALPHABET = [
+    *"aab b\n",
+    "é",
+    "e\u0301",
+    "안녕",
+    "你好",
+    "한",
+    "👩",
+    "👩\u200d👩\u200d👧",
+    "🇰🇷",
+    "🏳️\u200d🌈",
+    "שלום",
+    "€",
+]
+
+
+def random_case(random: Random, text: TextProcessor) -> tuple[list[int], list[str]]:
+    """Tokens, of a text or of none, and stop strings that are often in their text."""
+    token_ids = text._backend.encode("".join(random.choices(ALPHABET, k=random.randrange(25)))).ids
+    for _ in range(random.choice([0, 0, 1, 5])):  # half characters, special tokens, rows without a token
+        token_ids.insert(random.randrange(len(token_ids) + 1), random.choice([2, 49_200, random.randrange(49_152)]))
+    whole, stops = text.decode(token_ids), []
+    for _ in range(random.randrange(4)):
+        start = random.randrange(len(whole) + 1)
+        stops.append(whole[start : start + random.randint(1, 8)] or random.choice(ALPHABET))
+    return token_ids, stops
+
+
+def test_case_bug_025_five_thousand_outputs_are_the_reference_cut_at_the_first_stop(text: TextProcessor) -> None:
+    """For any pieces in which the tokens come. Each counted token is told of once, inside of the text."""
+    random = Random(6)
+    for _ in range(5000):
+        token_ids, stops = random_case(random, text)
+        include = random.random() < 0.3
+        sent, stop = expected(text.decode(token_ids), stops)
+        output = OutputText(text.detokenizer(()), Ends(tuple(stops), include=include), keeps_tokens=True)
+        sizes = [random.choice([1, 1, 1, 2, 5]) for _ in token_ids]
+        assert feed(output, token_ids, sizes, FinishReason.LENGTH) == sent + (stop or "") * include
+        assert output.stop_reason == stop
+        told = output.take_tokens()
+        assert [token.token_id for token in told] == token_ids[: output.num_tokens]
+        offsets = [token.offset for token in told]
+        assert offsets == sorted(offsets)
+        assert max(offsets, default=0) <= len(sent + (stop or "") * include)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 99, [3] * 33, [99]])
+def test_a_token_is_told_of_when_its_text_is(text: TextProcessor, sizes: list[int]) -> None:
+    token_ids = text._backend.encode("one 👩 two stop").ids
+    output = OutputText(text.detokenizer(()), Ends((" two stopping",)), keeps_tokens=True)
+    sent = ""
+    told: list[OutputToken] = []
+    for part in cut(token_ids, sizes):
+        if not part:
+            break
+        sent += output.push(TokenDelta(tuple(part)))
+        told += output.take_tokens()
+        assert text.decode([token.token_id for token in told]) == sent
+        assert all(token.offset < len(sent) for token in told)
+    assert sent == "one 👩"
+    assert output.push(TokenDelta((), FinishReason.LENGTH)) == " two stop"
+    assert text.decode([token.token_id for token in output.take_tokens()]) == " two stop"
+
+
+@pytest.mark.parametrize(("skip", "include"), [(True, True), (False, True), (False, False)])
+def test_the_text_of_the_models_own_end_is_no_output(text: TextProcessor, skip: bool, include: bool) -> None:
+    ends = Ends(token_ids=(2,), include=include, eos_token_ids=(2,))
+    output = OutputText(text.detokenizer((), skip_special_tokens=skip), ends)
+    assert output.push(TokenDelta((*text._backend.encode("All").ids, 2), FinishReason.STOP)) == "All"
+    assert output.stop_reason is None
+
+
+@pytest.mark.parametrize(("include", "sent"), [(True, "All of"), (False, "All")])
+def test_the_text_of_a_stop_token_that_was_named_stays_if_wanted(text: TextProcessor, include: bool, sent: str) -> None:
+    token_ids = text._backend.encode("All of").ids
+    output = OutputText(text.detokenizer(()), Ends(token_ids=(2, token_ids[-1]), include=include, eos_token_ids=(2,)))
+    assert output.push(TokenDelta(tuple(token_ids), FinishReason.STOP)) == sent
+    assert output.stop_reason == token_ids[-1]
+
+
 def output_of(text: TextProcessor, answer: str, *stops: str, min_tokens: int = 0) -> tuple[str, OutputText]:
     token_ids = text._backend.encode(answer).ids
-    output = OutputText(text.detokenizer(()), stops, min_tokens=min_tokens)
+    output = OutputText(text.detokenizer(()), Ends(stops, min_tokens=min_tokens))
     return feed(output, token_ids, [1] * len(token_ids), FinishReason.LENGTH), output
 
 
@@ -127,7 +208,7 @@ def test_stop_strings_do_not_count_in_the_first_min_tokens(text: TextProcessor) 
 
 @pytest.mark.parametrize("stop_ids", [(2,), (2, 99)])
 def test_case_bug_029_the_text_of_a_stop_token_is_no_output(text: TextProcessor, stop_ids: tuple[int, ...]) -> None:
-    output = OutputText(text.detokenizer(()), ("<|im_end|>",), stop_token_ids=stop_ids)
+    output = OutputText(text.detokenizer(()), Ends(("<|im_end|>",), stop_ids, eos_token_ids=(2,)))
     token_ids = text._backend.encode("All of it.").ids
     sent = output.push(TokenDelta((*token_ids, stop_ids[-1]), FinishReason.STOP))
     assert sent == "All of it."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from scripted_cluster import Cluster, request, rest, take
@@ -10,7 +11,7 @@ from scripted_cluster import Cluster, request, rest, take
 from octavo.cluster import generation, submitter
 from octavo.cluster.api.service import RouteWishes
 from octavo.worker.errors import Overloaded, Unavailable
-from octavo.worker.messages import FinishReason, RouteDecision
+from octavo.worker.messages import FinishReason, Pooling, RouteDecision
 
 WISHES = RouteWishes("s", ("a", "b"), ("c",), ("b",))
 
@@ -48,6 +49,23 @@ async def test_the_router_is_told_all_that_the_client_wishes(cluster: Cluster) -
     assert query.excluded_groups == ("c",)
     assert query.preferred_groups == ("b",)
     assert query.queue_timeout_s == pytest.approx(9.0, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "num_prompt_logprobs", "may_be_cached"),
+    [(None, None, True), (Pooling.LAST, None, True), (Pooling.MEAN, None, False), (None, 0, False)],
+)
+async def test_nothing_is_expected_to_be_cached_of_a_prompt_that_is_computed_whole(
+    cluster: Cluster, pooling: Pooling | None, num_prompt_logprobs: int | None, may_be_cached: bool
+) -> None:
+    """The group all the same gets the hashes of what it computes, which others may find."""
+    plain = request(pooling=pooling)
+    await cluster.service.start(
+        replace(plain, sampling=replace(plain.sampling, num_prompt_logprobs=num_prompt_logprobs))
+    )
+    (query,), (submitted,) = cluster.router.queries, cluster.a.requests
+    assert len(submitted.routing_hashes) == 8 * 3
+    assert query.routing_hashes == (submitted.routing_hashes if may_be_cached else b"")
 
 
 async def test_a_request_that_moves_says_so(cluster: Cluster) -> None:

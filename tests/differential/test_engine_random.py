@@ -14,7 +14,8 @@ from functools import lru_cache
 from random import Random
 from typing import ClassVar
 
-from fake_rank import VOCABULARY, FakeRank
+import numpy as np
+from fake_rank import VOCABULARY, FakeRank, digests, hidden, score
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
@@ -26,9 +27,11 @@ from octavo.worker.messages import (
     BlocksStored,
     Branch,
     FinishReason,
+    Pooling,
     Request,
     SamplingParams,
     SequenceUpdate,
+    TokenLogprobs,
 )
 from octavo.worker.policies import make_queue
 from octavo.worker.routing_hash import HASH_BYTES, RoutingHasher, pack_hashes, unpack_hashes
@@ -54,7 +57,7 @@ class Received:
     def take(self, update: SequenceUpdate) -> None:
         assert self.reason is None, "an update after the end"
         assert update.position == self.base + len(self.token_ids), "a gap or a repeat"
-        assert update.token_ids or update.finish_reason
+        assert update.token_ids or update.finish_reason or update.prompt_logprobs
         self.token_ids.extend(update.token_ids)
         self.reason = update.finish_reason
 
@@ -65,15 +68,27 @@ class Gateways:
     def __init__(self) -> None:
         self.branches: dict[tuple[str, int], Received] = {}
         self.gateway_of: dict[str, str] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.embeddings: dict[str, float] = {}
 
     def expect(self, request: Request) -> None:
         self.gateway_of[request.request_id] = request.gateway_id
+        self.prompt_logprobs[request.request_id] = []
         for branch in request.branches:
             self.branches[request.request_id, branch.index] = Received(len(branch.output_token_ids))
 
     def emit(self, gateway_id: str, update: SequenceUpdate) -> None:
         assert self.gateway_of[update.request_id] == gateway_id
         self.branches[update.request_id, update.branch].take(update)
+        if update.prompt_logprobs:
+            told = self.prompt_logprobs[update.request_id]
+            assert update.prompt_position == 1 + len(told), "a gap or a repeat"
+            assert not any(
+                received.token_ids for (name, _), received in self.branches.items() if name == update.request_id
+            ), "later than output"
+            told += update.prompt_logprobs
+        if update.embedding is not None:
+            self.embeddings[update.request_id] = float(np.frombuffer(update.embedding, "<f4")[0])
 
 
 def make_engine(
@@ -153,6 +168,8 @@ class Shape:
     beam_width: int | None
     use_prefix_cache: bool
     queue_timeout_s: float | None
+    num_prompt_logprobs: int | None
+    pooling: Pooling | None
 
 
 def random_shape(seed: int) -> Shape:
@@ -160,24 +177,29 @@ def random_shape(seed: int) -> Shape:
     rng = Random(seed)
     beam_width = rng.choice([None] * 7 + [1, 2, 4])
     few = (0,) if beam_width == 1 else rng.choice([(0,), (0, 0)])
+    reads = rng.choice([None] * 6 + ["score", "score", "score alone", *Pooling])
+    if isinstance(reads, Pooling):
+        beam_width, few = None, (0,)
     return Shape(
         tail=rng.choices(range(VOCABULARY), k=rng.randint(*rng.choice([(1, 3), (1, 3), (1, 9), (16, 24)]))),
         shares=rng.randrange(100),
         num_shared=rng.randint(0, 20),
         salt=rng.randrange(len(SALTS)),
         priority=rng.randrange(3),
-        max_tokens=40 if rng.random() < 0.08 else rng.randint(1, 12),
+        max_tokens=0 if reads not in (None, "score") else 40 if rng.random() < 0.08 else rng.randint(1, 12),
         min_tokens=rng.randint(0, 4),
         stop_token_ids=rng.choice([(), (), (3,), (1, 4)]),
         seed=rng.randrange(3),
         timeout_s=rng.choice([None, None, None, None, 3.0, 12.0]),
         gateway=rng.randrange(len(GATEWAYS)),
         outputs=few
-        if beam_width
+        if beam_width or isinstance(reads, Pooling)
         else rng.choice([(0,), (0,), (0,), (0, 0), (0, 0, 0, 0), (2,), (1, 5), (0, 3, 0), (12, 0), (12,)]),
         beam_width=beam_width,
         use_prefix_cache=rng.random() < 0.85,
         queue_timeout_s=rng.choice([None, None, None, None, 2.0]),
+        num_prompt_logprobs=rng.randrange(2) if reads in ("score", "score alone") else None,
+        pooling=reads if isinstance(reads, Pooling) else None,
     )
 
 
@@ -283,6 +305,7 @@ class RandomOperations(RuleBasedStateMachine):
         for request in self.requests:
             for branch in request.branches:
                 self._check_output(request, branch)
+            self._check_what_was_read(request)
         assert self.engine.num_requests == 0
         assert self.engine.scheduler.pool.num_free_blocks == self.limits.num_blocks
         assert self.engine.scheduler.num_queued_requests == self.engine.scheduler.num_queued_tokens == 0
@@ -310,6 +333,7 @@ class RandomOperations(RuleBasedStateMachine):
                 min_tokens=min(shape.min_tokens, shape.max_tokens),
                 stop_token_ids=shape.stop_token_ids,
                 beam_width=shape.beam_width,
+                num_prompt_logprobs=shape.num_prompt_logprobs,
             ),
             priority=shape.priority,
             timeout_s=shape.timeout_s,
@@ -317,6 +341,7 @@ class RandomOperations(RuleBasedStateMachine):
             tenant=GATEWAYS[shape.salt % 2],
             use_prefix_cache=shape.use_prefix_cache,
             queue_timeout_s=shape.queue_timeout_s,
+            pooling=shape.pooling,
             branches=tuple(Branch(index) for index in range(len(shape.outputs))),
         )
         branches = [self._branch(request, index, length) for index, length in enumerate(shape.outputs)]
@@ -381,6 +406,23 @@ class RandomOperations(RuleBasedStateMachine):
             assert (tokens, received.reason) == (output, reason)
             self.totals["beam search"] += request.sampling.beam_width is not None
 
+    def _check_what_was_read(self, request: Request) -> None:
+        """Of the prompt: all of it, if anything of the request ended by itself."""
+        branches = [self.gateways.branches[request.request_id, branch.index] for branch in request.branches]
+        is_whole = any(branch.reason in ENDED_BY_ITSELF for branch in branches)
+        prompt = request.prompt_token_ids
+        written = list(digests(request.cache_salt, prompt))
+        told = self.gateways.prompt_logprobs[request.request_id]
+        begun_here = not any(branch.output_token_ids for branch in request.branches)
+        wanted = request.sampling.num_prompt_logprobs is not None and begun_here
+        expected = [score(digest, token) for digest, token in zip(written, prompt[1:], strict=False)] if wanted else []
+        assert told == (expected if is_whole else expected[: len(told)]), request
+        pooled = written[-1:] if request.pooling is Pooling.LAST else written
+        mean = np.float32(sum(map(hidden, pooled)) / len(pooled))
+        assert self.gateways.embeddings.get(request.request_id) == (mean if request.pooling and is_whole else None)
+        self.totals["scored"] += bool(told)
+        self.totals["pooled"] += request.pooling is not None and is_whole
+
     def _listen(self) -> None:
         events = self.engine.scheduler.drain_events()
         self.index.apply(events)
@@ -441,7 +483,7 @@ def test_random_operations_neither_change_nor_lose_an_output() -> None:
     reached = (
         *("preempted", "evicted", "cached prompt tokens", "shared within a step", "refused", "abort", "timeout"),
         *("forked", "copied blocks", "launched ahead", "abort a branch", "overloaded"),
-        *("beam search", "reset cache", "submit again", "gateway gone"),
+        *("beam search", "reset cache", "submit again", "gateway gone", "scored", "pooled"),
     )
     assert all(totals[name] >= 10 for name in reached), totals
     assert totals["waited for a prefix"] >= 1  # rare among prompts this short; see test_prefix_wait.py

@@ -24,7 +24,7 @@ from torch import Tensor
 from octavo.kernels.backend import Kernels, reference_kernels, triton_kernels
 from octavo.kernels.kv_cache import LARGEST, KVCache, KVPool, quantize_tokens
 from octavo.kernels.quantized import Int4Weight, Weight, quantize_fp8, quantize_int8
-from octavo.kernels.sampling import Penalties, SamplingTensors, TokenRuns
+from octavo.kernels.sampling import LogitBias, Penalties, SamplingTensors, TokenRuns
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 LLAMA, SMOLLM, QWEN, ODD = (32, 8, 128), (9, 3, 64), (28, 4, 128), (12, 2, 80)
@@ -289,22 +289,41 @@ def sample_checks(tiny: bool) -> Iterator[Check]:
         filters=True,
     )
     edited = replace(filtered, banned=runs(num_rows, vocab_size, 3), penalties=penalties(num_rows, vocab_size))
+    masked = replace(edited, bias=bias(num_rows, vocab_size), allowed=random_masks(num_rows, vocab_size))
     broken = logits.clone()
     broken[1, 5], broken[2, :] = torch.nan, -torch.inf
     for name, rows, each in [
         ("without filters", logits, how),
         ("top-k, top-p, min-p", logits, filtered),
         ("penalties and banned tokens", logits, edited),
+        ("bias and allowed tokens too", logits, masked),
         ("NaN and nothing", broken, filtered),
     ]:
         title = f"sample, {name}, {num_rows} x {vocab_size}"
         yield f"{title}, tokens", lambda k, rows=rows, each=each: k.sample(rows.clone(), each).token_ids, 0.0
         yield f"{title}, log-probabilities", lambda k, rows=rows, each=each: logprobs(k, rows, each), 1e-5
+    token_ids = torch.randint(-1, vocab_size, (num_rows,))
+    for name, rows in [("", logits), (" of many equals", logits.bfloat16().float()), (" of NaN and nothing", broken)]:
+        for top in (0, 5, 20):
+            title = f"{top} log-probabilities{name}, {num_rows} x {vocab_size}"
+            yield f"{title}, ids and ranks", lambda k, a=(rows, token_ids, top): ids_and_ranks(k, *a), 0.0
+            yield f"{title}, values", lambda k, a=(rows, token_ids, top): logprob_values(k, *a), 1e-5
 
 
 def logprobs(kernels: Kernels, logits: Tensor, how: SamplingTensors) -> Tensor:
     """A row without a token has NaN, here 1."""
     return kernels.sample(logits.clone(), how).logprobs.nan_to_num(1.0)
+
+
+def ids_and_ranks(kernels: Kernels, logits: Tensor, token_ids: Tensor, top: int) -> Tensor:
+    found = kernels.logprobs(logits, token_ids, top)
+    return torch.cat((found.ranks[:, None], found.top_token_ids), dim=1)
+
+
+def logprob_values(kernels: Kernels, logits: Tensor, token_ids: Tensor, top: int) -> Tensor:
+    """What there is none of is NaN, here 1."""
+    found = kernels.logprobs(logits, token_ids, top)
+    return torch.cat((found.logprobs[:, None], found.top_logprobs), dim=1).nan_to_num(1.0)
 
 
 def runs(num_rows: int, vocab_size: int, most: int) -> TokenRuns:
@@ -322,6 +341,18 @@ def penalties(num_rows: int, vocab_size: int) -> Penalties:
         frequency=torch.rand(num_rows),
         presence=torch.rand(num_rows),
     )
+
+
+def bias(num_rows: int, vocab_size: int) -> LogitBias:
+    biased = runs(num_rows, vocab_size, min(300, vocab_size))
+    return LogitBias(biased, 5 * torch.randn(biased.tokens.shape))
+
+
+def random_masks(num_rows: int, vocab_size: int) -> Tensor:
+    """Every third row allows everything, every third half, every third nothing but the first 32."""
+    masks = torch.randint(-(2**31), 2**31, (num_rows, -(-vocab_size // 32))).int()
+    masks[::3], masks[1::3, 1:], masks[1::3, 0] = -1, 0, -1
+    return masks
 
 
 # ---- the rest ----

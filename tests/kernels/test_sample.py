@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from octavo.kernels import cpu_sample_filter, noise
 from octavo.kernels.backend import Kernels, reference_kernels
-from octavo.kernels.sampling import Drawn, Penalties, SamplingTensors, TokenRuns
+from octavo.kernels.sampling import GREEDY_TEMPERATURE, Drawn, LogitBias, Penalties, SamplingTensors, TokenRuns
+
+EDITS = ("penalties", "bias", "banned", "allowed")
 
 
 @dataclass(frozen=True)
@@ -98,31 +101,54 @@ class Dice:
         repetition = self.often(0.5 + self.floats(), 1.0)
         return Penalties(seen, counts, repetition, 2 * self.floats() - 1, 2 * self.floats() - 1)
 
+    def bias(self, vocab_size: int) -> LogitBias:
+        runs = self.runs(vocab_size)
+        values = self.normal(*runs.tokens.shape) * 3
+        return LogitBias(runs, torch.where(values < -3, -100.0, values))
 
-def random_rows(num_rows: int, vocab_size: int, seed: int, *, edits: bool = False) -> Rows:
-    """Of every third batch the logits are bfloat16's: there are many equals."""
+    def allowed(self, vocab_size: int) -> Tensor:
+        """Rows that allow everything, the most, a few tokens, or nothing; what is past the vocabulary is random."""
+        share = torch.tensor([2.0, 0.9, 0.05, 0.0])[self.integers(0, 4).long()]
+        bits = self.floats(self.num_rows, -(-vocab_size // 32) * 32) < share[:, None]
+        return packed(bits)
+
+    def edit(self, name: str, vocab_size: int) -> Any:
+        return self.runs(vocab_size) if name == "banned" else getattr(self, name)(vocab_size)
+
+
+def packed(bits: Tensor) -> Tensor:
+    """bool ``[R, n * 32]`` → int32 ``[R, n]``."""
+    weights = 1 << torch.arange(32, dtype=torch.int64)
+    return (bits.unflatten(1, (-1, 32)) * weights).sum(dim=-1).to(torch.int32)
+
+
+def random_rows(num_rows: int, vocab_size: int, seed: int, *, edits: Iterable[str] = ()) -> Rows:
+    """Of every third batch the logits are bfloat16's: there are many equals. Some temperatures are tiny."""
     dice = Dice(num_rows, seed)
     logits = dice.normal(num_rows, vocab_size) * dice.floats(num_rows, 1) * 6
     how = SamplingTensors(
-        torch.where(dice.integers(0, 5) == 0, 0.0, 2 * dice.floats()),
+        torch.where(dice.integers(0, 3) == 0, dice.often(10 ** (-9 * dice.floats()), 0.0), 2 * dice.floats()),
         dice.often(dice.integers(1, vocab_size + 1), vocab_size),
         dice.often(dice.floats(), 1.0),
         dice.often(dice.floats() ** 4, 0.0),
         dice.integers(-(2**63), 2**63 - 1, torch.int64),
         dice.integers(0, 4),
         dice.integers(0, 10_000),
-        banned=dice.runs(vocab_size) if edits else None,
-        penalties=dice.penalties(vocab_size) if edits else None,
+        **{name: dice.edit(name, vocab_size) for name in edits},
     )
     return Rows(logits.bfloat16().float() if seed % 3 == 0 else logits, how)
 
 
 @settings(settings.get_profile("kernels"))
-@given(vocab_size=st.sampled_from([1, 2, 17, 512, 1000, 9000]), seed=st.integers(0, 10_000), edits=st.booleans())
+@given(
+    vocab_size=st.sampled_from([1, 2, 17, 512, 1000, 9000]),
+    seed=st.integers(0, 10_000),
+    edits=st.sets(st.sampled_from(EDITS)),
+)
 def test_every_backend_draws_the_same(
-    kernels: Kernels, vocab_size: int, seed: int, edits: bool, interpreted: bool
+    kernels: Kernels, vocab_size: int, seed: int, edits: set[str], interpreted: bool
 ) -> None:
-    batch = random_rows(4 if interpreted else 8, vocab_size, seed, edits=edits)
+    batch = random_rows(4 if interpreted else 8, vocab_size, seed, edits=sorted(edits))
     before = batch.logits.clone()
     actual, expected = batch.sample(kernels), batch.sample(reference_kernels())
     assert torch.equal(actual.token_ids, expected.token_ids)
@@ -162,7 +188,7 @@ def test_a_draw_depends_on_its_row_alone(kernels: Kernels) -> None:
 
 
 def test_two_threads_draw_the_same(kernels: Kernels) -> None:
-    batch = random_rows(12, 700, seed=3, edits=True)
+    batch = random_rows(12, 700, seed=3, edits=EDITS)
     alone = batch.draw(kernels)
     torch.set_num_threads(2)
     assert torch.equal(batch.draw(kernels), alone)
@@ -307,6 +333,71 @@ def test_repetition_comes_before_frequency(kernels: Kernels) -> None:
     assert best(kernels, [4.0, 1.25], penalties=penalise({0: 1}, repetition=2.0, frequency=1.0)) == 1
 
 
+# ---- bias and the allow-mask ----
+
+
+def bias(values: dict[int, float]) -> LogitBias:
+    """Of one row."""
+    return LogitBias(one_run(*values), torch.tensor(list(values.values())))
+
+
+def allow(*tokens: int, vocab_size: int) -> Tensor:
+    """Of one row: these alone."""
+    bits = torch.zeros(1, -(-vocab_size // 32) * 32, dtype=torch.bool)
+    bits[0, list(tokens)] = True
+    return packed(bits)
+
+
+def test_a_bias_is_added(kernels: Kernels) -> None:
+    assert best(kernels, [3.0, 2.0, 1.0], bias=bias({0: -1.5, 2: 1.5})) == 2
+    assert best(kernels, [3.0, 2.0, 1.0], bias=bias({0: -100.0, 1: -100.0, 2: -100.0})) == 0
+
+
+def test_a_bias_is_the_same_whatever_was_penalised(kernels: Kernels) -> None:
+    """4 / 2 + 1 = 3, not (4 + 1) / 2."""
+    assert best(kernels, [4.0, 2.75], bias=bias({0: 1.0}), penalties=penalise({0: 1}, repetition=2.0)) == 0
+
+
+def test_a_bias_brings_nothing_back_that_is_banned_or_not_allowed(kernels: Kernels) -> None:
+    assert best(kernels, [1.0, 2.0], bias=bias({0: 100.0}), banned=one_run(0)) == 1
+    assert best(kernels, [1.0, 2.0], bias=bias({0: 100.0}), allowed=allow(1, vocab_size=2)) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_only_what_is_allowed_is_drawn(
+    kernels: Kernels, temperature: float, filters: dict[str, Any], interpreted: bool
+) -> None:
+    """Fewer than top_k, at both ends of words, in the last word that is not whole."""
+    vocab_size, tokens, num_rows = 1009, (0, 31, 32, 1008), 8 if interpreted else 40
+    logits = Dice(1, 4).normal(1, vocab_size).expand(num_rows, -1).contiguous()
+    mask = allow(*tokens, vocab_size=vocab_size).expand(num_rows, -1).contiguous()
+    drawn = rows(logits, temperature=temperature, **filters).change(allowed=mask).draw(kernels).tolist()
+    assert set(drawn) <= set(tokens)
+    assert len(set(drawn)) == 1 if temperature == 0.0 else len(set(drawn)) > 1
+
+
+def test_a_row_that_allows_nothing_has_no_token_and_others_go_on(kernels: Kernels) -> None:
+    mask = torch.cat((allow(vocab_size=40), allow(39, vocab_size=40), torch.full((1, 2), -1, dtype=torch.int32)))
+    logits = torch.arange(40.0).flip(0).expand(3, -1).contiguous()
+    assert rows(logits, temperature=0.0).change(allowed=mask).draw(kernels).tolist() == [-1, 39, 0]
+    assert rows(logits, top_p=0.5).change(allowed=mask).draw(kernels).tolist()[:2] == [-1, 39]
+
+
+@pytest.mark.parametrize("temperature", [1e-9, GREEDY_TEMPERATURE])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1}])
+@pytest.mark.parametrize("edits", [(), EDITS])
+def test_a_tiny_temperature_is_zero(
+    kernels: Kernels, temperature: float, filters: dict[str, Any], edits: tuple[str, ...]
+) -> None:
+    """BUG-045: never NaN, and the lowest of equals, also where the best are not allowed or have a bias of -100."""
+    dice = Dice(6, 5)
+    logits = dice.normal(6, 700).bfloat16().float() * 10
+    changes = {name: dice.edit(name, 700) for name in edits}
+    greedy, tiny = (rows(logits, temperature=t, **filters).change(**changes) for t in (0.0, temperature))
+    assert torch.equal(tiny.draw(kernels), greedy.draw(kernels))
+
+
 # ---- log-probabilities ----
 
 
@@ -319,6 +410,17 @@ def test_log_probabilities_are_those_of_the_logits_as_given(kernels: Kernels, te
         drawn = batch.sample(kernels)
         expected = logits.double().log_softmax(-1)[0, drawn.token_ids]
         torch.testing.assert_close(drawn.logprobs.double(), expected, atol=1e-5, rtol=0.0)
+
+
+def test_the_greedy_token_is_its_own_first_alternative(kernels: Kernels) -> None:
+    """BUG-043, where many are equal and 0 is -0 as well."""
+    logits = (Dice(8, 2).normal(8, 700) * 2).round()
+    logits[:4] = -logits[:4].abs()
+    token_ids = rows(logits, temperature=0.0).draw(kernels)
+    found = kernels.logprobs(logits, token_ids, 1)
+    assert torch.equal(found.top_token_ids[:, 0], token_ids.int())
+    assert torch.equal(found.top_logprobs[:, 0], found.logprobs)
+    assert found.ranks.tolist() == [1] * 8
 
 
 # ---- logits that are no numbers ----

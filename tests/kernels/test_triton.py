@@ -15,7 +15,8 @@ import pytest
 
 HERE = Path(__file__).parent
 SUBJECTS = [
-    str(HERE / f"test_{subject}.py") for subject in ("attention", "cache", "elementwise", "quantized_linear", "sample")
+    str(HERE / f"test_{subject}.py")
+    for subject in ("attention", "cache", "elementwise", "logprobs", "quantized_linear", "sample")
 ]
 COMMANDS = {
     "interpret": ["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUBJECTS],

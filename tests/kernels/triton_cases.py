@@ -15,6 +15,7 @@ from octavo.kernels import (
     triton_elementwise,
     triton_linear_int4,
     triton_linear_scaled,
+    triton_logprobs,
     triton_sample,
     triton_sample_filter,
 )
@@ -250,7 +251,7 @@ def elementwise_cases(target: str) -> Iterator[Case]:
 def sample_cases(target: str) -> Iterator[Case]:
     rows = pointers("fp32", "temperatures", "top_ps", "min_ps", "thresholds") | {"top_ks": "*i32"}
     parts = pointers("fp32", "peak_of", "sum_of") | {"best_of": "*fp64", "winner_of": "*i32"}
-    edits = pointers("fp32", "logits", "repetitions", "frequencies", "presences")
+    edits = pointers("fp32", "logits", "repetitions", "frequencies", "presences", "values")
     runs = pointers("i32", "tokens", "starts", "counts")
     for filtered, edited in ((False, False), (True, True)):
         yield Case(
@@ -273,7 +274,24 @@ def sample_cases(target: str) -> Iterator[Case]:
     yield Case("sampling finish", triton_sample.finish_kernel, finish, {"PARTS_PADDED": 16}, hot=True)
     edit = {"BLOCK": triton_sample.EDIT_BLOCK}
     yield Case("sampling penalties", triton_sample.penalise_kernel, {**edits, **runs}, edit)
+    yield Case("sampling bias", triton_sample.bias_kernel, {**edits, **runs}, edit)
     yield Case("sampling bans", triton_sample.ban_kernel, {**edits, **runs}, edit)
+    mask = {**edits, "allowed": "*i32"}
+    yield Case("sampling mask", triton_sample.mask_kernel, mask, {"BLOCK": triton_sample.MASK_BLOCK}, hot=True)
+
+
+def logprob_cases(target: str) -> Iterator[Case]:
+    types = {
+        **pointers("fp32", "logits", "peak_of", "sum_of", "logprobs", "top_logprobs"),
+        **pointers("i32", "larger_of", "ranks", "top_token_ids"),
+        **pointers("i64", "token_ids", "keys_of", "keys"),
+    }
+    part = {"PART": triton_logprobs.PART}
+    yield Case(
+        "logprobs of a part", triton_logprobs.part_kernel, types, part, num_warps=triton_logprobs.PART_WARPS, hot=True
+    )
+    finish = {"PARTS_PADDED": 64, "BLOCK": triton_logprobs.TOP_BLOCK}
+    yield Case("logprobs finish", triton_logprobs.finish_kernel, types, finish, hot=True)
 
 
 CASES: tuple[Callable[[str], Iterator[Case]], ...] = (
@@ -281,6 +299,7 @@ CASES: tuple[Callable[[str], Iterator[Case]], ...] = (
     cache_cases,
     elementwise_cases,
     linear_cases,
+    logprob_cases,
     sample_cases,
 )
 

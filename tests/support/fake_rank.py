@@ -11,6 +11,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.worker.messages import TokenLogprobs
 from octavo.worker.sampling_row import Candidate, SamplingRow, StepResult
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 from octavo.worker.step_plan import StepPlan, pack_plan, unpack_plan
@@ -37,6 +41,16 @@ def likeliest(digest: int, row: SamplingRow) -> tuple[Candidate, ...]:
     allowed = [token for token in range(VOCABULARY) if token not in row.banned_token_ids]
     rated = [(token, -0.1 - (hash((digest, token)) % 100_003) / 50_000) for token in allowed]
     return tuple(sorted(rated, key=lambda candidate: (-candidate[1], candidate[0]))[: row.num_candidates])
+
+
+def score(digest: int, next_token: int) -> TokenLogprobs:
+    """How likely a token is after what a model has written."""
+    return TokenLogprobs(-float(digest % 10_007), rank=1 + next_token)
+
+
+def hidden(digest: int) -> float:
+    """A last hidden state of one number. Some dozens are added up exactly."""
+    return float(digest % 10_007)
 
 
 @dataclass
@@ -127,7 +141,9 @@ class FakeRank:
             for i, (digest, row) in enumerate(zip(ends, rows, strict=True))
         ]
         self._sampled = {plan.step: drawn} if plan.share_sampled else {}
-        return StepResult(list(drawn), candidates)
+        scores = tuple(_scores(last_digests, tokens, *run) for run in plan.scored.tolist())
+        sums = tuple(_sum(last_digests[first : first + count]) for first, count in plan.pooled.tolist())
+        return StepResult(list(drawn), candidates, prompt_logprobs=scores, hidden_sums=sums)
 
     def _known_tokens(self, plan: StepPlan) -> list[int]:
         """The step's tokens; what was not known when it was planned is what the step before it sampled."""
@@ -194,3 +210,14 @@ class FakeRank:
     def _root(self, slot: int) -> int:
         salt = self._salts[slot]
         return 0 if salt is None else 1 + len(salt)
+
+
+def _scores(
+    digests: list[int], tokens: list[int], first: int, count: int, k: int, last_target: int
+) -> tuple[TokenLogprobs, ...]:
+    targets = [*tokens[first + 1 : first + count], last_target]
+    return tuple(map(score, digests[first : first + count], targets))
+
+
+def _sum(digests: list[int]) -> NDArray[np.float32]:
+    return np.array([sum(map(hidden, digests))], np.float32)

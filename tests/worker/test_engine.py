@@ -39,7 +39,6 @@ def test_tokens_come_one_by_one_with_their_positions() -> None:
         (5, 3, (3,), 4, FinishReason.STOP),
         (5, 2, (1,), 5, FinishReason.LENGTH),  # drawn all the same, too early to be the end
         (5, 0, (11,), 5, FinishReason.LENGTH),  # in the prompt
-        (0, 0, (), 0, FinishReason.LENGTH),
     ],
 )
 def test_a_branch_ends_where_it_must(

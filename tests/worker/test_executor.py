@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,9 @@ from octavo.worker import executor as executor_module
 from octavo.worker.collectives import Collectives, SingleProcess
 from octavo.worker.executor import STEPS_BETWEEN_CAPTURES, Executor
 from octavo.worker.host_copy import HostCopy
+from octavo.worker.messages import FinishReason, SamplingParams
 from octavo.worker.sampling_row import SamplingRow
+from octavo.worker.sampling_state import RowEnd, SamplingState
 from octavo.worker.step_plan import GraphKey, Int32Array, PlanKind, StepPlan, unpack_plan
 from octavo.worker.step_thread import EarlierFailure, StepThread
 
@@ -271,6 +275,110 @@ def test_a_leader_alone_remembers_its_tokens_too() -> None:
     executor.launch(plan(1, 2, share=True), [GREEDY, UNSAMPLEABLE]).result(LONG_S)
     executor.shut_down()
     assert runner.remembered == {1: [1, 0]}
+
+
+# ---- rows whose state depends on the token before ----
+
+
+def penalised(position: int, state: SamplingState) -> SamplingRow:
+    return replace(GREEDY, position=position, state=state)
+
+
+def new_state() -> SamplingState:
+    """Greedy, with LOGITS: 1, 2, 3, 0, and again."""
+    return SamplingState.start(SamplingParams(max_tokens=9, seed=0, frequency_penalty=4.0), (1, 1, 1))
+
+
+def test_states_know_the_tokens_of_the_step_before(bench: Bench) -> None:
+    state, other = new_state(), new_state()
+    steps = [bench.executor.launch(plan(0, 2), [penalised(0, state), GREEDY])]
+    for step in range(1, 5):
+        rows = [GREEDY, penalised(step, state), penalised(step - 1, other)]
+        steps.append(bench.executor.launch(plan(step, 3), rows))
+        steps[-2].result(LONG_S)
+    assert [step.result(LONG_S).token_ids for step in steps] == [[1, 1], [1, 2, 1], [1, 3, 2], [1, 0, 3], [1, 1, 0]]
+
+
+def test_rows_with_such_a_state_wait_when_the_forward_pass_is_launched(
+    overlapping: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps_at_wait: list[list[int]] = []
+    waits, tell = threading.Event(), overlapping.executor._tell_states
+
+    def note() -> None:
+        steps_at_wait.append(overlapping.runner.steps.copy())
+        waits.set()
+        tell()
+
+    monkeypatch.setattr(overlapping.executor, "_tell_states", note)
+    state = new_state()
+    first = overlapping.executor.launch(plan(1), [penalised(0, state)])
+    assert waits.wait(LONG_S)
+    waits.clear()
+    second = overlapping.executor.launch(plan(2), [penalised(1, state)])
+    assert waits.wait(LONG_S)
+    assert steps_at_wait == [[1], [1, 2]]
+    assert not first.done()
+    SlowCopy.may_land.set()
+    assert (first.result(LONG_S).token_ids, second.result(LONG_S).token_ids) == ([1], [2])
+
+
+def test_other_rows_do_not_wait(overlapping: Bench) -> None:
+    overlapping.executor.launch(plan(1), [penalised(0, new_state())])
+    biased = SamplingState.start(SamplingParams(max_tokens=9, seed=0, logit_bias=((0, 9.0),)), (1,))
+    second = overlapping.executor.launch(plan(2, 2), [GREEDY, replace(GREEDY, state=biased)])
+    overlapping.executor._thread.submit(lambda: None).result(LONG_S)
+    SlowCopy.may_land.set()
+    assert second.result(LONG_S).token_ids == [1, 0]
+
+
+def test_a_state_that_loses_its_way_ends_its_own_branch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was asked for a token which is not its next."""
+    broken, behind, sound = new_state(), new_state(), new_state()
+    monkeypatch.setattr(broken, "accept", lambda position, token: 1 // 0)
+    first = bench.executor.launch(plan(1, 2), [penalised(0, broken), penalised(0, sound)])
+    rows = [penalised(1, broken), penalised(1, behind), penalised(1, sound)]
+    second = bench.executor.launch(plan(2, 3), rows).result(LONG_S)
+    assert first.result(LONG_S).token_ids == [1, 1]
+    assert second.token_ids == [None, None, 2]
+    assert second.ends == {0: RowEnd(FinishReason.ERROR, "the next token could not be sampled")}
+
+
+def test_a_row_that_could_not_be_sampled_is_the_end_of_its_state(bench: Bench) -> None:
+    """What is planned ahead for it is drawn as if nothing were wished."""
+    state = new_state()
+    first = bench.executor.launch(plan(1), [replace(UNSAMPLEABLE, state=state)])
+    second = bench.executor.launch(plan(2), [penalised(1, state)])
+    assert (first.result(LONG_S).token_ids, second.result(LONG_S).token_ids) == ([None], [1])
+
+
+def test_an_idle_executor_holds_on_to_no_state(bench: Bench) -> None:
+    state = new_state()
+    bench.executor.launch(plan(1), [penalised(0, state)]).result(LONG_S)
+    bench.executor.heartbeat()
+    assert state.position == 1
+    gone = weakref.ref(state)
+    del state
+    gc.collect()
+    assert gone() is None
+
+
+# ---- log-probabilities ----
+
+
+def test_log_probabilities_come_with_the_tokens_of_the_rows_that_want_them(bench: Bench) -> None:
+    """Those of the model, whatever else is wished; also where rows are sampled one by one."""
+    biased = SamplingState.start(SamplingParams(max_tokens=9, seed=0, logit_bias=((0, 9.0),)), (1,))
+    rows = [replace(GREEDY, num_logprobs=2), GREEDY, replace(GREEDY, num_logprobs=0, state=biased)]
+    expected = torch.log_softmax(LOGITS[0], dim=-1).tolist()
+    for sampled in (rows, [*rows, UNSAMPLEABLE]):
+        result = bench.executor.launch(plan(len(sampled), len(sampled)), sampled).result(LONG_S)
+        assert result.token_ids[:3] == [1, 1, 0]
+        assert set(result.logprobs) == {0, 2}
+        assert (result.logprobs[0].rank, result.logprobs[0].top_token_ids) == (1, (1, 2))
+        assert result.logprobs[0].top_logprobs == pytest.approx((expected[1], expected[2]))
+        assert (result.logprobs[2].rank, result.logprobs[2].top_token_ids) == (4, ())
+        assert result.logprobs[2].logprob == pytest.approx(expected[0])
 
 
 # ---- failure ----

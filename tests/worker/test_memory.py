@@ -24,6 +24,7 @@ from octavo.worker.memory import (
     worst_case_plan,
 )
 from octavo.worker.model_runner import Limits, ModelRunner
+from octavo.worker.prompt_reading import ROWS_AT_ONCE
 
 BYTES_PER_BLOCK = 2 * 2 * 1 * 4 * 8 * 4
 """Layers × (K, V) × KV heads × block size × head_dim × float32."""
@@ -159,6 +160,7 @@ def test_worst_case_uses_up_the_budget(budget: int, sequences: int, expected: li
     assert plan.num_new_tokens.tolist() == expected
     assert (plan.num_new_tokens + plan.num_computed_tokens == 64).all()
     assert plan.logit_indices.size == len(expected)
+    assert plan.scored[:, :2].tolist() == [[0, min(expected[0], ROWS_AT_ONCE)]]
 
 
 def test_worst_case_runs_with_one_block(runner: ModelRunner) -> None:

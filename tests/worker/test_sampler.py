@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from octavo.kernels.backend import Kernels, select_kernels
+from octavo.kernels.backend import Kernels, reference_kernels, select_kernels
+from octavo.worker.messages import SamplingParams
 from octavo.worker.sampler import sample_rows
 from octavo.worker.sampling_row import Candidate, SamplingRow
+from octavo.worker.sampling_state import SamplingState
+from octavo.worker.token_logprobs import LogprobsCopy
 
 KERNELS: Kernels = select_kernels(torch.device("cpu"))
 
@@ -75,6 +79,52 @@ def test_branches_of_one_prompt_draw_each_for_itself() -> None:
     together = sample_rows(logits, rows, KERNELS).token_ids.tolist()
     assert len(set(together)) > 100
     assert [int(sample_rows(logits[:1], [row], KERNELS).token_ids) for row in rows] == together
+
+
+# ---- rows with a state ----
+
+
+def bent(position: int = 0, **wishes: Any) -> SamplingRow:
+    """Greedy; token 1 was drawn ``position`` times before."""
+    state = SamplingState.start(SamplingParams(max_tokens=9, seed=0, **wishes), (0,))
+    for before in range(position):
+        state.accept(before, 1)
+    return dataclasses.replace(row(), position=position, state=state)
+
+
+@pytest.mark.parametrize("kernels", [KERNELS, reference_kernels()], ids=lambda kernels: kernels.name)
+def test_a_state_bends_its_own_row_beside_all_kinds_of_others(kernels: Kernels) -> None:
+    stopped = bent(1, frequency_penalty=9.0, stop_token_ids=(1,))
+    rows = [
+        row(candidates=2),
+        bent(1, frequency_penalty=2.5),
+        row(banned=(1,)),
+        bent(2, allowed_token_ids=(0, 3), presence_penalty=1.0),
+        bent(bad_words=((1,), (0, 2))),
+        bent(allowed_token_ids=(7,)),
+        bent(logit_bias=((0, 3.5), (9, 5.0))),
+        stopped,
+        bent(3, repetition_penalty=4.0),
+        row(),
+    ]
+    logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]] * len(rows))
+    got = sample_rows(logits, rows, kernels)
+    assert got.token_ids.tolist()[:5] == [1, 2, 2, 3, 3]
+    assert got.token_ids.tolist()[6:] == [0, 1, 2, 1]
+    assert set(got.ends) == {5}
+    assert got.ends[5].param == "allowed_token_ids"
+
+
+def test_rows_are_told_as_many_of_the_likeliest_tokens_as_they_want() -> None:
+    """More than the vocabulary has are all of it."""
+    wanted = [None, 0, 2, 9]
+    rows = [dataclasses.replace(row(banned=(1,)), num_logprobs=count) for count in wanted]
+    logits = torch.tensor([[0.0, 3.0, 2.0, 2.0]] * len(rows))
+    (part,) = sample_rows(logits, rows, KERNELS).logprobs
+    told = LogprobsCopy(part).wait()
+    assert {index: each.top_token_ids for index, each in told.items()} == {1: (), 2: (1, 2), 3: (1, 2, 3, 0)}
+    assert {each.rank for each in told.values()} == {2}
+    assert told[3].top_logprobs == pytest.approx(torch.log_softmax(logits[0], dim=-1)[[1, 2, 3, 0]].tolist())
 
 
 # ---- candidates ----

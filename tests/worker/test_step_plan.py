@@ -31,7 +31,7 @@ def array(count: int, width: int | None = None) -> st.SearchStrategy[Int32Array]
 
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
-    seqs, tokens, updates, blocks, copies, logits = (draw(st.integers(0, 4)) for _ in range(6))
+    seqs, tokens, updates, blocks, copies, logits, *reads = (draw(st.integers(0, 4)) for _ in range(8))
     return StepPlan(
         kind=draw(st.sampled_from(PlanKind)),
         step=draw(st.integers(0, 2**31 - 1)),
@@ -44,6 +44,8 @@ def plans(draw: st.DrawFn) -> StepPlan:
         table_blocks=draw(array(blocks)),
         copies=draw(array(copies, 2)),
         logit_indices=draw(array(logits)),
+        scored=draw(array(reads[0], 4)),
+        pooled=draw(array(reads[1], 2)),
         share_sampled=draw(st.booleans()),
         graph=draw(st.none() | st.builds(GraphKey, st.integers(1, 512), st.integers(1, 2**31 - 1))),
     )
@@ -82,7 +84,7 @@ def test_a_plan_cut_short_is_refused(plan: StepPlan, data: st.DataObject) -> Non
         unpack_plan(buffer[: data.draw(st.integers(0, buffer.size - 1))])
 
 
-@given(plans(), st.integers(6, 11), st.integers(-3, 3).filter(bool))
+@given(plans(), st.sampled_from([*range(6, 12), 14, 15]), st.integers(-3, 3).filter(bool))
 def test_counts_that_contradict_the_length_are_refused(plan: StepPlan, field: int, change: int) -> None:
     buffer = pack_plan(plan)
     buffer[field] += change
@@ -93,7 +95,7 @@ def test_counts_that_contradict_the_length_are_refused(plan: StepPlan, field: in
 def test_another_version_is_refused_with_both_numbers() -> None:
     buffer = pack_plan(StepPlan(PlanKind.HEARTBEAT))
     buffer[0] += 1
-    with pytest.raises(ValueError, match="magic 0xc7a0003, expected 0xc7a0002"):
+    with pytest.raises(ValueError, match="magic 0xc7a0004, expected 0xc7a0003"):
         unpack_plan(buffer)
 
 

@@ -208,8 +208,12 @@ class Llama:
         return x, residual
 
     def logits(self, x: Tensor, residual: Tensor) -> Tensor | None:
-        """float32 ``[R, vocabulary]`` on rank 0 of ``[R, hidden]``; None on the others."""
-        return self.head(self.norm(x, residual)[0])
+        """float32 ``[R, vocabulary]`` on rank 0 of ``[R, hidden]``; None on the others. May overwrite ``residual``."""
+        return self.head(self.final(x, residual))
+
+    def final(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The last hidden states ``[R, hidden]``, the same on all ranks; may overwrite ``residual``."""
+        return self.norm(x, residual)[0]
 
 
 def _gate(activation: Activation, kernels: Kernels) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,188 @@
+"""From a chat's fields to what is generated and how its text is understood: the one place that knows both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ....worker.errors import InvalidRequest
+from ..chat_messages import ChatMessage, Tool, ToolChoice
+from ..message import MessageParser, PlainMessage
+from ..text import TextProcessor
+from .choice import ChosenTools, choose
+from .grammars import after_reasoning, calls_in, either
+from .marks import Marks, WithoutMarks
+from .reasoning import CLOSE, OPEN, Thinking, ThinkParser, thinking_after, thinking_within
+from .render import Chat
+from .support import TemplateSupport, ToolForm
+from .tool_parser import OfferedTools, ToolParser
+from .tool_parsers import HermesParser, Llama3JsonParser, MistralParser
+
+_PARSERS: dict[ToolForm, type[ToolParser]] = {
+    "hermes": HermesParser,
+    "llama3_json": Llama3JsonParser,
+    "mistral": MistralParser,
+}
+_MISTRAL_MARKS = (MistralParser.TAG, MistralParser.ARGS, MistralParser.CALL_ID)
+
+
+class ChatFields(Protocol):
+    """The fields of a chat's body that matter here; None is a field that was left out."""
+
+    @property
+    def messages(self) -> Sequence[ChatMessage]: ...
+    @property
+    def tools(self) -> Sequence[Tool] | None: ...
+    @property
+    def tool_choice(self) -> ToolChoice | None: ...
+    @property
+    def parallel_tool_calls(self) -> bool | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def chat_template(self) -> str | None: ...
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    @property
+    def documents(self) -> list[dict[str, Any]] | None: ...
+    @property
+    def include_reasoning(self) -> bool | None: ...
+    @property
+    def reasoning_effort(self) -> str | None: ...
+    @property
+    def skip_special_tokens(self) -> bool | None: ...
+    @property
+    def ignore_eos(self) -> bool | None: ...
+    @property
+    def use_beam_search(self) -> bool | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParserRecipe:
+    """Makes the parser of one choice. Can be pickled."""
+
+    form: ToolForm = "hermes"
+    tools: OfferedTools | None = None
+    thinking: Thinking = Thinking.OVER
+    show_reasoning: bool = True
+    hidden: Marks | None = None
+    """Special tokens that are shown only because some of them are looked for."""
+
+    def __call__(self) -> MessageParser:
+        parser: MessageParser = PlainMessage() if self.tools is None else _PARSERS[self.form](self.tools)
+        if self.thinking is not Thinking.OVER:
+            is_open = self.thinking is Thinking.OPEN
+            parser = ThinkParser(parser, is_open=is_open, show=self.show_reasoning)
+        return parser if self.hidden is None else WithoutMarks(self.hidden, parser)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    prompt_token_ids: list[int]
+    message_parser: Callable[[], MessageParser]
+    skip_special_tokens: bool
+    """How the output's tokens become the text that ``message_parser`` takes."""
+    grammar: str | None = None
+    """What the output must follow; not compiled yet, see ``StructuredOutputs.check``."""
+    grammar_param: str = "tools"
+    """The field that is to blame if it cannot be compiled."""
+
+
+async def plan_chat(
+    text: TextProcessor, fields: ChatFields, *, max_tokens: int, answer_grammar: str | None = None
+) -> ChatPlan:
+    """``max_tokens``: of the prompt. ``answer_grammar``: what response_format and the like say of the content, judged
+    before; calls do not follow it, and where calls are forced there is no content.
+
+    Raises InvalidRequest, which names the field, and ContextLengthExceeded.
+    """
+    support = text.template_support
+    chosen = choose(fields.tools, fields.tool_choice, support.parallel_calls and fields.parallel_tool_calls)
+    if chosen.needs_grammar:
+        _check_ends_itself(fields)
+    chat = _chat(fields, chosen, support)
+    prompt = await text.chat_prompt(chat, max_tokens=max_tokens, chat_template=fields.chat_template)
+    thinking = _thinking(chat, prompt.text, support)
+    recipe, skips = _parser(text, fields, chosen, thinking)
+    grammar = answer_grammar
+    has_calls = bool(chosen.callable_) and (chosen.needs_grammar or answer_grammar is not None)
+    if has_calls:
+        grammar = await text.in_thread(lambda: _grammar(text, fields, chosen, answer_grammar))
+    if grammar is not None:
+        grammar = after_reasoning(grammar, thinking)
+    parser = PlainMessage if recipe == ParserRecipe() else recipe
+    return ChatPlan(prompt.token_ids, parser, skips, grammar, "tools" if has_calls else "response_format")
+
+
+def _chat(fields: ChatFields, chosen: ChosenTools, support: TemplateSupport) -> Chat:
+    continues = bool(fields.continue_final_message)
+    if fields.documents and not support.documents and fields.chat_template is None:
+        raise InvalidRequest("The chat template does not read documents.", param="documents")
+    return Chat(
+        [message.template_form() for message in fields.messages],
+        [tool.template_form() for tool in chosen.shown] or None,
+        fields.documents or None,
+        add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
+        continue_final_message=continues,
+        variables={**_effort(fields, support), **(fields.chat_template_kwargs or {})},
+    )
+
+
+def _effort(fields: ChatFields, support: TemplateSupport) -> dict[str, Any]:
+    """reasoning_effort in the template's own words: a variable of that name, or one that switches thinking."""
+    effort = fields.reasoning_effort
+    if effort is None:
+        return {}
+    if "reasoning_effort" in support.variables:
+        return {"reasoning_effort": effort}
+    if "enable_thinking" in support.variables:
+        return {"enable_thinking": effort != "none"}
+    if effort == "none" and not support.reasoning:
+        return {}
+    raise InvalidRequest("The chat template has no setting for it.", param="reasoning_effort")
+
+
+def _check_ends_itself(fields: ChatFields) -> None:
+    for name in ("ignore_eos", "use_beam_search"):
+        if getattr(fields, name):
+            message = f"{name} cannot go with tools whose calls must follow their schemas."
+            raise InvalidRequest(message, param=name)
+
+
+def _thinking(chat: Chat, prompt: str, support: TemplateSupport) -> Thinking:
+    if not support.reasoning:
+        return Thinking.OVER
+    if chat.continue_final_message:
+        return thinking_within(chat.messages[-1]["content"])
+    return thinking_after(prompt)
+
+
+def _parser(
+    text: TextProcessor, fields: ChatFields, chosen: ChosenTools, thinking: Thinking
+) -> tuple[ParserRecipe, bool]:
+    """The parser, and whether special tokens are left out of its text."""
+    form = text.template_support.tool_form
+    offered = OfferedTools(chosen.names, 1 if chosen.at_most_one else None) if chosen.callable_ else None
+    looked_for = {OPEN, CLOSE} if thinking is not Thinking.OVER else set()
+    looked_for |= set(_MISTRAL_MARKS) if offered and form == "mistral" else set()
+    wants_special = fields.skip_special_tokens is False
+    shows_special = wants_special or any(mark in text.special_tokens for mark in looked_for)
+    hidden = Marks(set(text.special_tokens) - looked_for) if shows_special and not wants_special else None
+    show_reasoning = fields.include_reasoning is not False
+    return ParserRecipe(form, offered, thinking, show_reasoning, hidden), not shows_special
+
+
+def _grammar(text: TextProcessor, fields: ChatFields, chosen: ChosenTools, answer_grammar: str | None) -> str:
+    """Forced calls; or calls that follow their schemas, beside free text or an answer in the form asked for."""
+    is_free = not chosen.is_forced and answer_grammar is None
+    calls = calls_in(
+        text.template_support.tool_form,
+        chosen.schemas(fields.tools or ()),
+        text.special_tokens,
+        at_most_one=chosen.at_most_one,
+        text_before=is_free,
+    )
+    return calls if chosen.is_forced or answer_grammar is None else either(calls, answer_grammar)

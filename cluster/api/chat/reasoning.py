@@ -1,0 +1,104 @@
+"""Reasoning split off: what a model thinks between ``<think>`` and ``</think>`` before it answers.
+
+Some templates write the ``<think>`` themselves, at the end of the prompt. Without it there, a text that does not begin
+with ``<think>`` has no reasoning: once sent, content is not taken back. White space at both ends of the reasoning, and
+before the answer, is dropped. A text that ends before ``</think>`` is all reasoning.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+from ..message import MessageDelta, MessageParser
+from .marks import Marks
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class Thinking(enum.Enum):
+    """Where reasoning stands when a prompt ends."""
+
+    OPEN = "open"
+    """The prompt ends within it."""
+    POSSIBLE = "possible"
+    """The output may begin with it."""
+    OVER = "over"
+    """The prompt has had it, or the model does not think."""
+
+
+def thinking_after(prompt: str) -> Thinking:
+    if prompt.rstrip().endswith(OPEN):
+        return Thinking.OPEN
+    return Thinking.OVER if prompt.rstrip().endswith(CLOSE) else Thinking.POSSIBLE
+
+
+def thinking_within(message: str) -> Thinking:
+    """Of a message that is continued."""
+    return Thinking.OPEN if message.rfind(OPEN) > message.rfind(CLOSE) else Thinking.OVER
+
+
+class ThinkParser:
+    """Splits reasoning off; the answer goes to ``answer``. With ``show`` false the reasoning is dropped."""
+
+    _close = Marks([CLOSE])
+
+    def __init__(self, answer: MessageParser, *, is_open: bool, show: bool = True) -> None:
+        self._answer = answer
+        self._show = show
+        self._held = ""
+        self._blank = ""
+        self._has_reasoning = False
+        self._state: Callable[[], MessageDelta] = self._think if is_open else self._begin
+
+    @property
+    def has_tool_calls(self) -> bool:
+        return self._answer.has_tool_calls
+
+    def push(self, text: str) -> MessageDelta:
+        self._held += text
+        return self._state()
+
+    def finish(self) -> MessageDelta:
+        if self._state == self._think:
+            return self._reasoning(self._held)
+        return self._answer.push(self._held) + self._answer.finish()
+
+    def _begin(self) -> MessageDelta:
+        start = self._held.lstrip()
+        if start != OPEN and OPEN.startswith(start):
+            return MessageDelta()
+        if start.startswith(OPEN):
+            self._held, self._state = start.removeprefix(OPEN), self._think
+        else:
+            self._state = self._pass_on
+        return self._state()
+
+    def _think(self) -> MessageDelta:
+        before, mark, self._held = self._close.split(self._held)
+        thought = self._reasoning(before)
+        if mark is None:
+            return thought
+        self._state = self._before_answer
+        return thought + self._state()
+
+    def _reasoning(self, text: str) -> MessageDelta:
+        """Its white space waits until more of it follows."""
+        whole = self._blank + text
+        kept = whole.rstrip()
+        self._blank = whole[len(kept) :]
+        if not self._has_reasoning:
+            kept = kept.lstrip()
+        self._has_reasoning = self._has_reasoning or bool(kept)
+        return MessageDelta(reasoning=kept if self._show else "")
+
+    def _before_answer(self) -> MessageDelta:
+        self._held = self._held.lstrip()
+        if not self._held:
+            return MessageDelta()
+        self._state = self._pass_on
+        return self._state()
+
+    def _pass_on(self) -> MessageDelta:
+        text, self._held = self._held, ""
+        return self._answer.push(text)

@@ -1,0 +1,125 @@
+"""``POST /tokenize`` and ``POST /detokenize``, of vLLM's shapes: what tokenizer and chat template make of an input.
+
+| field of /tokenize | |
+|---|---|
+| prompt or messages | a text, or a chat: of that the token ids are those that ``/v1/chat/completions`` would compute |
+| model | may be left out |
+| add_special_tokens | of a text; true by default |
+| return_token_strs | each token as text too, with replacement characters where it is none by itself |
+| tools, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs | of a chat, as there |
+
+``/detokenize`` takes ``tokens`` and gives ``prompt``, special tokens by their names. The context's length is no limit.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from pydantic import Field
+
+from ...worker.errors import InvalidRequest
+from .bodies import Bodies
+from .caller import Caller
+from .chat.plan import plan_chat
+from .chat_messages import ChatMessage, Tools
+from .fields import MAX_TEMPLATE_CHARS, Body, Identifier, only
+from .http import until_disconnect
+from .judging import Judging
+from .requests import RequestJudge, check_model
+from .schemas import ChatCompletionRequest
+
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+
+_NO_LIMIT = 2**62
+_OF_CHATS = (
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+)
+
+
+class TokenizeRequest(Body):
+    """``POST /tokenize``."""
+
+    model: Identifier | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    tools: Tools | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, only({})] = None
+
+
+class DetokenizeRequest(Body):
+    """``POST /detokenize``."""
+
+    model: Identifier | None = None
+    tokens: list[int]
+
+
+def add_tokens_endpoints(app: FastAPI, bodies: Bodies) -> None:
+    def endpoint(judging: Judging[bytes]) -> Any:
+        async def answer(request: Request) -> Response:
+            raw = await bodies.read(request)
+            body = await until_disconnect(request, bodies.judge(judging, raw, request.headers))
+            return Response(body, media_type="application/json")
+
+        return answer
+
+    app.add_api_route(TOKENIZE, endpoint(tokenize), methods=["POST"])
+    app.add_api_route(DETOKENIZE, endpoint(detokenize), methods=["POST"])
+
+
+async def tokenize(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> bytes:
+    """The answer's body. Raises as ``judging.chat``."""
+    content = orjson.loads(raw)
+    body = TokenizeRequest.model_validate(content)
+    check_model(body.model or judge.model.name, judge.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Exactly one of prompt and messages must be given.", param="prompt")
+    if body.prompt is not None:
+        _check_text(body)
+        special_tokens = body.add_special_tokens is not False
+        token_ids = await judge.text.encode(body.prompt, max_tokens=_NO_LIMIT, special_tokens=special_tokens)
+    else:
+        token_ids = await _chat_token_ids(judge, body, content)
+    answer = {"count": len(token_ids), "max_model_len": judge.model.max_model_len, "tokens": token_ids}
+    if body.return_token_strs:
+        answer["token_strs"] = [judge.text.token_bytes.text(token_id) for token_id in token_ids]
+    return orjson.dumps(answer)
+
+
+def _check_text(body: TokenizeRequest) -> None:
+    for name in _OF_CHATS:
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"{name} is only allowed with messages.", param=name)
+
+
+async def _chat_token_ids(judge: RequestJudge, body: TokenizeRequest, content: dict[str, Any]) -> list[int]:
+    if body.add_special_tokens:
+        message = "add_special_tokens is only allowed with prompt: a chat template writes its own."
+        raise InvalidRequest(message, param="add_special_tokens")
+    fields = {name: content[name] for name in ("messages", *_OF_CHATS) if name in content}
+    chat = ChatCompletionRequest.model_validate({"model": judge.model.name, **fields})
+    plan = await plan_chat(judge.text, chat, max_tokens=_NO_LIMIT)
+    return list(plan.prompt_token_ids)
+
+
+async def detokenize(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> bytes:
+    """The answer's body. Raises as ``judging.chat``."""
+    body = DetokenizeRequest.model_validate(orjson.loads(raw))
+    check_model(body.model or judge.model.name, judge.model)
+    size = judge.text.vocab_size
+    if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < size:
+        bad = min(body.tokens) if min(body.tokens) < 0 else max(body.tokens)
+        raise InvalidRequest(f"Token id {bad} is not in the vocabulary: ids are 0 to {size - 1}.", param="tokens")
+    prompt = await judge.text.in_thread(lambda: judge.text.decode(body.tokens, skip_special_tokens=False))
+    return orjson.dumps({"prompt": prompt})

@@ -1,0 +1,121 @@
+"""HttpConfig: what can be set about the HTTP server: who may use it, from where, how encrypted, and how much at once.
+
+Its fields are flags of ``octavo serve`` as those of ServeConfig, which has them too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from ..worker.errors import ConfigurationError
+from .config_fields import AbsolutePath, Count, Text
+from .environment import default_api_keys
+
+_ALL = ("*",)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_KEY = re.compile(r"[\x21-\x7e]{1,1024}")
+
+
+def key_digest(key: str) -> str:
+    """``sha256:…`` of an API key, or the digest itself. Raises ValueError, without the key in it."""
+    if _DIGEST.fullmatch(key):
+        return key
+    if not _KEY.fullmatch(key):
+        raise ValueError("must be 1 to 1024 visible ASCII characters without blanks")
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def _digests(keys: Sequence[str]) -> tuple[str, ...]:
+    """Keys are known by their digests from here on, so that no plan, log or process of the cluster has one."""
+    try:
+        return tuple(dict.fromkeys(map(key_digest, keys)))
+    except ValueError as error:
+        raise PydanticCustomError("secret", "{rule}", {"rule": str(error)}) from None
+
+
+def _listed(value: Any) -> Any:
+    """Words of a flag given several times, or as a JSON list."""
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
+        return value
+    return [word for given in words for word in _unpacked(given)]
+
+
+def _unpacked(given: Any) -> list[Any]:
+    if not (isinstance(given, str) and given.startswith("[")):
+        return [given]
+    try:
+        return list(json.loads(given))
+    except ValueError:
+        raise PydanticCustomError("json_list", 'must be a word or a JSON list such as ["a", "b"]') from None
+
+
+Words = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
+Keys = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+
+class HttpConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    api_key: Annotated[Keys, AfterValidator(_digests)] = Field(
+        default_factory=default_api_keys, validate_default=True, repr=False
+    )
+    """Key that clients send as "Authorization: Bearer KEY", or its digest as sha256:HEX; again for more keys. Everybody
+    on this machine can read it in the list of processes: --api-key-file and OCTAVO_API_KEY do not show it. Default:
+    OCTAVO_API_KEY, else no key is asked for."""
+    api_key_file: AbsolutePath | None = None
+    """File with further API keys, one a line, # begins a comment; read again when it changes."""
+
+    ssl_certfile: AbsolutePath | None = None
+    """File with the certificate, and those that it depends on, in PEM: the server speaks HTTPS."""
+    ssl_keyfile: AbsolutePath | None = None
+    """File with the certificate's private key in PEM, without a password. Default: it is in --ssl-certfile."""
+    ssl_ca_certs: AbsolutePath | None = None
+    """File with the certificates in PEM of those who vouch for clients: only clients with a certificate are served."""
+    ssl_ciphers: Annotated[str, Field(pattern=r"^[A-Za-z0-9:+!@=_-]+$")] | None = None
+    """Ciphers of TLS 1.2, as OpenSSL writes them. Default: OpenSSL's own choice; TLS 1.3 is not affected."""
+
+    allowed_origins: Words = ()
+    """Web pages that browsers may let use the API (CORS): origins such as https://chat.example, once for each or as a
+    JSON list; * is any. Default: none."""
+    allowed_methods: Words = _ALL
+    """Methods that such pages may use."""
+    allowed_headers: Words = _ALL
+    """Headers that such pages may send."""
+    allow_credentials: bool = False
+    """Such pages may send cookies and client certificates."""
+
+    max_body_bytes: Annotated[ByteSize, Field(ge=1024)] = ByteSize(32 * 2**20)
+    """The largest body of a request, such as 32MiB."""
+    max_concurrent_requests: Count | None = None
+    """Requests that a gateway works on at once; further ones are refused with 429. Default: any number."""
+    keepalive_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
+    """Seconds without anything to send after which a stream gets a comment, so that no proxy gives it up; 0: never."""
+    slow_client_timeout_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 60.0
+    """Seconds after which a client is cut off that reads nothing of what is ready for it, or sends no more of a body
+    that it began."""
+
+    def check_http(self) -> None:
+        """Raises ConfigurationError for settings that are fine alone and do not go together."""
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ConfigurationError(f"--{name.replace('_', '-')} says nothing without --ssl-certfile")
+        if not self.allowed_origins:
+            for name, is_set in (
+                ("methods", self.allowed_methods != _ALL),
+                ("headers", self.allowed_headers != _ALL),
+            ):
+                if is_set:
+                    raise ConfigurationError(f"--allowed-{name} says nothing without --allowed-origins")
+        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
+            raise ConfigurationError(
+                "--allow-credentials needs --allowed-origins that names the origins: with * any web page could act in a"
+                " visitor's name"
+            )

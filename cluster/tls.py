@@ -1,0 +1,98 @@
+"""HTTPS for ``octavo serve``: the HAProxy that Serve runs decrypts, in a section of its own.
+
+Serve has no setting for the certificate of its HAProxy. What it does put into HAProxy's configuration as it is, at the
+end of ``defaults``, is the balance algorithm; a section can follow there. It takes connections on the public address
+and hands on what was in them to the address that Serve listens on, which is then a port of the loopback interface.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..worker.errors import ConfigurationError
+from .config import ServeConfig
+from .local_ray import free_ports
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFront:
+    """``section`` is HAProxy's; ``port`` is where Serve listens behind it, on the loopback interface."""
+
+    section: str
+    port: int
+
+
+def check_tls(config: ServeConfig) -> None:
+    """Raises ConfigurationError for certificates and keys that cannot be used, before anything is started."""
+    if config.ssl_certfile is None:
+        return
+    if config.address is not None:
+        raise ConfigurationError(
+            "--ssl-certfile: where a Ray is joined (--address), HTTPS is a matter of the Serve on it; start it with"
+            " ssl_certfile and ssl_keyfile in its http_options"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    flag = "--ssl-keyfile" if config.ssl_keyfile else "--ssl-certfile"
+    _pem_text("--ssl-certfile", config.ssl_certfile)
+    key = config.ssl_keyfile or config.ssl_certfile
+    if "ENCRYPTED" in _pem_text(flag, key):
+        raise ConfigurationError(f"{flag}: {key} needs a password; give a key without one, readable by you alone")
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{flag}: {config.ssl_certfile} and its key cannot be used: {error}") from error
+    _check_others(config, context)
+
+
+def _check_others(config: ServeConfig, context: ssl.SSLContext) -> None:
+    if config.ssl_ca_certs is not None:
+        _pem_text("--ssl-ca-certs", config.ssl_ca_certs)
+        try:
+            context.load_verify_locations(config.ssl_ca_certs)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"--ssl-ca-certs: {config.ssl_ca_certs} cannot be used: {error}") from error
+    if config.ssl_ciphers is not None:
+        try:
+            context.set_ciphers(config.ssl_ciphers)
+        except ssl.SSLError as error:
+            raise ConfigurationError(f"--ssl-ciphers: OpenSSL knows none of {config.ssl_ciphers}") from error
+
+
+def tls_front(config: ServeConfig, scratch: Path) -> TlsFront | None:
+    """None without a certificate. Writes certificate and key into ``scratch``, a folder that is the user's alone, in
+    the one file that HAProxy wants; renewed ones are read at the next start."""
+    if config.ssl_certfile is None:
+        return None
+    pem = scratch / "tls.pem"
+    pem.touch(mode=0o600)
+    files = dict.fromkeys([config.ssl_certfile, config.ssl_keyfile or config.ssl_certfile])
+    pem.write_text("\n".join(file.read_text() for file in files))
+    (port,) = free_ports(1)
+    return TlsFront(_section(config, pem, port), port)
+
+
+def _section(config: ServeConfig, pem: Path, port: int) -> str:
+    host = "*" if config.host in ("0.0.0.0", "::") else config.host
+    bind = f"bind {host}:{config.port} ssl crt {pem} alpn http/1.1 ssl-min-ver TLSv1.2"
+    if config.ssl_ca_certs is not None:
+        bind += f" ca-file {_quoted(config.ssl_ca_certs)} verify required"
+    if config.ssl_ciphers is not None:
+        bind += f" ciphers {config.ssl_ciphers}"
+    lines = ["listen octavo_tls", "mode tcp", "no log", bind, f"server serve {LOOPBACK}:{port}"]
+    return "\n    ".join(lines)
+
+
+def _quoted(path: Path) -> str:
+    """As a word of HAProxy's configuration, whatever is in it."""
+    return "'" + str(path).replace("'", "'\\''") + "'"
+
+
+def _pem_text(flag: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        raise ConfigurationError(f"{flag}: {path} cannot be read: {error.strerror}") from error

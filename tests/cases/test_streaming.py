@@ -1,0 +1,188 @@
+"""What a stream says: the same text as a whole answer, nothing that is taken back, and one clear end."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2 as httpx
+import orjson
+import pytest
+from api_calls import COMPLETION, Answer, chat, complete
+from serve_process import ServeProcess, wait_until
+
+pytestmark = pytest.mark.usefixtures("canary")
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32}
+
+
+def usages(answer: Answer) -> list[Any]:
+    return [chunk["usage"] for chunk in answer.chunks if chunk.get("usage") is not None]
+
+
+def test_case_bug_023_usage(cluster: ServeProcess) -> None:
+    """Once, in a chunk of its own before [DONE], and only where it was asked for."""
+    whole = chat(cluster, "Say hello", **GREEDY)
+    asked = chat(cluster, "Say hello", stream=True, **GREEDY)
+    last = asked.chunks[-1]
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], (whole.usage or {})["completion_tokens"])
+    assert usages(asked) == [last["usage"]]
+    assert asked.is_done
+    for options in (None, {"include_usage": False}):
+        unasked = chat(cluster, "Say hello", stream=True, stream_options=options, **GREEDY)
+        assert usages(unasked) == []
+        assert all(chunk["choices"] for chunk in unasked.chunks)
+        assert unasked.text == whole.text
+    refused = chat(cluster, "Say hello", stream_options={"include_usage": True}, **GREEDY)
+    assert (refused.status, (refused.error or {})["param"]) == (400, "stream_options")
+
+
+def test_case_bug_023_usage_of_each_chunk(cluster: ServeProcess) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer = chat(cluster, "Say hello", stream=True, stream_options=options, **GREEDY)
+    counts = [each["completion_tokens"] for each in usages(answer)]
+    assert len(counts) == len(answer.chunks)
+    assert counts == sorted(counts)
+    assert answer.usage is not None
+    assert counts[-1] == answer.usage["completion_tokens"]
+
+
+BYTES_OF_EMOJI = "안녕 🇰🇷👩‍👩‍👧 ok 안녕 🇰🇷👩‍👩‍👧 ok 안녕"
+MIXED = "שלום 世界 👩‍👩‍👧‍👦 é e\u0301 नमस्ते 🏳️‍🌈 " * 20
+
+
+def tokenize(cluster: ServeProcess, text: str) -> list[int]:
+    answer = httpx.post(f"{cluster.url}/tokenize", json={"model": cluster.model, "prompt": text}).json()
+    return list(answer["tokens"])
+
+
+def detokenize(cluster: ServeProcess, token_ids: list[int]) -> str:
+    answer = httpx.post(f"{cluster.url}/detokenize", json={"model": cluster.model, "tokens": token_ids}).json()
+    return str(answer["prompt"])
+
+
+def test_case_bug_025_characters_of_several_tokens(cluster: ServeProcess) -> None:
+    token_ids = tokenize(cluster, BYTES_OF_EMOJI)
+    fields = GREEDY | {"max_tokens": 64, "logit_bias": {str(i): 20 for i in set(token_ids)}, "return_token_ids": True}
+    whole = complete(cluster, BYTES_OF_EMOJI, **fields)
+    streamed = complete(cluster, BYTES_OF_EMOJI, stream=True, **fields)
+    assert streamed.text == whole.text
+    output = [i for chunk in streamed.chunks for choice in chunk["choices"] for i in choice.get("token_ids") or []]
+    assert len(output) == 64
+    decoded = detokenize(cluster, token_ids + output)
+    assert decoded == BYTES_OF_EMOJI + whole.text
+    assert whole.text.count("\ufffd") == decoded.count("\ufffd")
+
+
+def test_case_bug_025_an_echo_of_all_kinds_of_characters(cluster: ServeProcess, stream: bool) -> None:
+    answer = complete(cluster, MIXED, echo=True, max_tokens=1, temperature=0, stream=stream)
+    assert answer.text.startswith(MIXED)
+
+
+def test_case_bug_027_stop_strings_that_begin_within_tokens(cluster: ServeProcess) -> None:
+    prompt = "The quick brown"
+    full = complete(cluster, prompt, **GREEDY).text
+    stops = [
+        [full[3:15]],
+        [full[:4]],
+        [full[20:30]],
+        [full[6:8], full[6:9]],
+        [full[25:30], full[10:14]],
+        ["😀", full[12:20]],
+    ]
+    for each in stops:
+        ends = [full.index(stop) for stop in each if stop in full]
+        expected = full[: min(ends)]
+        for stream in (False, True):
+            answer = complete(cluster, prompt, stop=each, stream=stream, **GREEDY)
+            assert (answer.text, answer.finish_reason) == (expected, "stop"), each
+
+
+def test_case_bug_029_special_stop_tokens(cluster: ServeProcess, stream: bool) -> None:
+    question, fields = "What is two plus two? Answer in one short sentence.", GREEDY | {"max_tokens": 64}
+    natural = chat(cluster, question, stream=stream, **fields)
+    assert natural.finish_reason == "stop"
+    assert "<|im_end|>" not in natural.text
+    for more in (
+        {"stop_token_ids": [2]},
+        {"stop": ["<|im_end|>"]},
+        {"stop_token_ids": [2], "include_stop_str_in_output": True},
+    ):
+        answer = chat(cluster, question, stream=stream, **fields, **more)
+        assert (answer.text, answer.finish_reason) == (natural.text, "stop"), more
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 4}, {"prompt": ["Once", "Twice"]}], ids=["one", "n", "batch"])
+def test_case_bug_031_clients_that_leave(cluster: ServeProcess, fields: dict[str, Any], stream: bool) -> None:
+    """Through the proxy and both gateways; some after a few events, some at once."""
+    body = {"model": cluster.model, "prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "stream": stream}
+    body |= fields
+    randomness = random.Random(7)
+
+    def leave(num_events: int) -> None:
+        url = f"{cluster.url}{COMPLETION}"
+        if not stream:
+            with pytest.raises(httpx.TimeoutException):
+                httpx.post(url, json=body, timeout=0.2)
+            return
+        with httpx.stream("POST", url, json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            for _ in range(num_events):
+                next(lines)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(leave, [randomness.randrange(6) for _ in range(16)]))
+    names = ("octavo_num_requests_running", "octavo_num_requests_waiting", "octavo_kv_cache_usage_perc")
+    wait_until(lambda: all(cluster.gauge(name) == 0 for name in names), timeout_s=15, what="nothing under way")
+    before = cluster.gauge("octavo_engine_generation_tokens_total")
+    time.sleep(2.5)
+    assert cluster.gauge("octavo_engine_generation_tokens_total") == before
+
+
+def test_case_bug_035_every_stream_ends_once(cluster: ServeProcess) -> None:
+    endings: list[dict[str, Any]] = [
+        {"max_tokens": 1},
+        {"max_tokens": 6},
+        {"max_tokens": 24, "stop": ["e"]},
+        {"max_tokens": 24, "stop": [" "]},
+        {"max_tokens": 3, "n": 3, "temperature": 1},
+        {"max_tokens": 8, "stop_token_ids": list(range(3, 40))},
+    ]
+
+    def run(number: int) -> Answer:
+        return complete(cluster, f"Number {number}", stream=True, **endings[number % len(endings)])
+
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(run, range(160)))
+    for answer in answers:
+        assert answer.is_done
+        assert answer.error is None
+        assert [choice.num_finish_reasons for choice in answer.choices] == [1] * len(answer.choices)
+
+
+def test_case_bug_035_a_connection_serves_the_next_stream(cluster: ServeProcess) -> None:
+    with httpx.Client(base_url=cluster.url, timeout=60) as http:
+        for number in range(5):
+            body = {"model": cluster.model, "prompt": f"Again {number}", "max_tokens": 3, "stream": True}
+            text = http.post(COMPLETION, json=body).text
+            assert text.endswith("data: [DONE]\n\n")
+
+
+def test_a_stream_is_not_held_up_by_nagle(cluster: ServeProcess) -> None:
+    """The client's own socket delays its acknowledgements, as by default."""
+    url = urlsplit(cluster.url)
+    body = orjson.dumps({"model": cluster.model, "prompt": "a", "max_tokens": 2, "stream": True})
+    request = (
+        f"POST {COMPLETION} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    with socket.create_connection((url.hostname, url.port), timeout=60) as connection:
+        connection.sendall(request.encode() + body)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    assert b"data: [DONE]" in received

@@ -1,0 +1,92 @@
+"""Programs that people point at such servers, unchanged: lm-evaluation-harness, LangChain, schemathesis.
+
+They have an environment of their own, since they pin what we do not: ``.ci/setup-clients`` makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_process import ServeProcess
+
+ROOT = Path(__file__).parents[2]
+BIN = ROOT / ".venv-clients" / "bin"
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ServeProcess]:
+    server = ServeProcess("--max-model-len", "2048")
+    yield server
+    server.stop()
+
+
+def run(script: str, *arguments: str, timeout_s: float = 280) -> dict[str, Any]:
+    """The JSON object that the script prints last."""
+    assert BIN.is_dir(), "there is no .venv-clients: run .ci/setup-clients"
+    done = subprocess.run(
+        [BIN / "python", HERE / script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=HERE,
+        env={
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(ROOT / ".venv-clients"),
+        },
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat", "loglikelihood"])
+def test_lm_evaluation_harness(cluster: ServeProcess, kind: str) -> None:
+    """20 questions of GSM8K; tokens are the server's own, asked for by /tokenize."""
+    report = run("lm_eval_gsm8k.py", cluster.url, cluster.model, kind)
+    assert report["num_samples"] == 20
+    assert report["metrics"]
+    if kind == "loglikelihood":
+        values = [float(choice[0][0]) for sample in report["outputs"] for choice in sample]
+        assert len(values) == 40
+        assert all(value < 0 for value in values)
+    else:
+        assert all(sample[0][0].strip() for sample in report["outputs"])
+
+
+def test_langchain(cluster: ServeProcess) -> None:
+    report = run("langchain_chat.py", cluster.url, cluster.model)
+    assert report["streamed"] == report["answer"]
+    assert report["stream_usage"] == report["usage"]
+    assert report["batch"][0] == report["answer"]
+    assert set(report["person"]) == {"name", "age"}
+    assert report["tool_call"]["name"] == "get_weather"
+    assert set(report["tool_call"]["args"]) == {"city"}
+    assert report["finish_reason"] == "tool_calls"
+    assert report["num_logprobs"] > 0
+
+
+def test_schemathesis(cluster: ServeProcess) -> None:
+    """What the OpenAPI document says is what the server does: no 5xx, and answers of the schemas that it names."""
+    assert BIN.is_dir(), "there is no .venv-clients: run .ci/setup-clients"
+    done = subprocess.run(
+        [
+            *(BIN / "st", "run", f"{cluster.url}/openapi.json", "--url", cluster.url),
+            *(
+                "--checks",
+                "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+            ),
+            *("--max-examples", "15", "--seed", "1", "--request-timeout", "60", "--generation-database", "none"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=HERE,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -1,0 +1,82 @@
+"""Reasoning is split off the answer, whoever opened it and in whatever pieces it comes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.cluster.api.chat.reasoning import Thinking, ThinkParser, thinking_after, thinking_within
+from octavo.cluster.api.message import MessageDelta, PlainMessage
+
+
+def split(*pieces: str, is_open: bool = False, show: bool = True) -> tuple[str, str]:
+    """Reasoning and content."""
+    parser, total = ThinkParser(PlainMessage(), is_open=is_open, show=show), MessageDelta()
+    for piece in pieces:
+        total += parser.push(piece)
+    total += parser.finish()
+    return total.reasoning, total.content
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "expected"),
+    [
+        ("<think>\nHm.\n\nSo.\n</think>\n\n4", False, ("Hm.\n\nSo.", "4")),
+        ("\n<think></think>4", False, ("", "4")),
+        ("Hm.</think> 4 </think>", True, ("Hm.", "4 </think>")),
+        ("4 <think>Hm.</think>", False, ("", "4 <think>Hm.</think>")),
+        ("<thin", False, ("", "<thin")),
+        ("<think>Hm. </thi", False, ("Hm. </thi", "")),
+        (" \n", False, ("", " \n")),
+        ("<think>Hm.\n", False, ("Hm.", "")),
+        ("4</think>5", False, ("", "4</think>5")),
+    ],
+)
+def test_where_reasoning_begins_and_ends(text: str, is_open: bool, expected: tuple[str, str]) -> None:
+    for size in (1, 2, 5, len(text)):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        assert split(*pieces, is_open=is_open) == expected
+
+
+@settings(max_examples=60)
+@given(
+    parts=st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "th", "a", " ", "\n", "<thi", "nk>"]), max_size=9),
+    is_open=st.booleans(),
+    data=st.data(),
+)
+def test_any_pieces_give_what_the_whole_does(parts: list[str], is_open: bool, data: st.DataObject) -> None:
+    text = "".join(parts)
+    borders = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=9)))
+    pieces = [text[start:end] for start, end in zip([0, *borders], [*borders, len(text)], strict=True)]
+    assert split(*pieces, is_open=is_open) == split(text, is_open=is_open)
+
+
+def test_reasoning_is_dropped_where_it_is_not_wanted() -> None:
+    assert split("<think>Hm.</think>4", show=False) == ("", "4")
+
+
+def test_text_that_can_be_sent_is_not_held_back() -> None:
+    parser = ThinkParser(PlainMessage(), is_open=True)
+    assert parser.push("Hm, </").reasoning == "Hm,"
+    assert parser.push("b").reasoning == " </b"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("<|im_start|>assistant\n<think>\n", Thinking.OPEN),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", Thinking.OVER),
+        ("<think> said the user<|im_start|>assistant\n", Thinking.POSSIBLE),
+    ],
+)
+def test_how_a_prompt_ends_says_where_reasoning_stands(prompt: str, expected: Thinking) -> None:
+    assert thinking_after(prompt) is expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [("<think>\nHm", Thinking.OPEN), ("<think>Hm</think>\nSo", Thinking.OVER), ("So", Thinking.OVER)],
+)
+def test_how_a_continued_message_ends_does_too(message: str, expected: Thinking) -> None:
+    assert thinking_within(message) is expected

@@ -1,0 +1,106 @@
+"""Tools over HTTP: the same calls and finish reasons streamed and not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from octavo.cluster.api.app import build_app
+from octavo.cluster.api.service import ServedModel
+from octavo.cluster.api.text import TextProcessor
+from octavo.worker.messages import FinishReason
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "add"}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+FORCED = [{"tool_choice": "required"}, {"tool_choice": NAMED}]
+
+
+@pytest.fixture
+async def client(service: Any, text: TextProcessor, info: ServedModel) -> AsyncIterator[httpx2.AsyncClient]:
+    app = build_app(service, text, dataclasses.replace(info, max_model_len=2048))
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://octavo") as http:
+        yield http
+
+
+async def ask(client: httpx2.AsyncClient, **fields: Any) -> httpx2.Response:
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL], **fields}
+    return await client.post("/v1/chat/completions", json=body)
+
+
+Answer = tuple[str, list[tuple[str, str]], str]
+"""Content, name and arguments of each call, finish reason."""
+
+
+async def whole(client: httpx2.AsyncClient, **fields: Any) -> Answer:
+    (choice,) = (await ask(client, **fields)).json()["choices"]
+    message = choice["message"]
+    assert message.get("tool_calls") != []
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
+    return message["content"] or "", calls, choice["finish_reason"]
+
+
+async def streamed(client: httpx2.AsyncClient, **fields: Any) -> Answer:
+    response = await ask(client, stream=True, **fields)
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for event in events for choice in event["choices"]]
+    calls: dict[int, list[str]] = {}
+    for delta in [each for choice in choices for each in choice["delta"].get("tool_calls") or []]:
+        is_first = delta["index"] not in calls
+        assert is_first == ("id" in delta) == ("name" in delta["function"]) == (delta.get("type") == "function")
+        call = calls.setdefault(delta["index"], [delta["function"].get("name"), ""])
+        call[1] += delta["function"].get("arguments", "")
+    content = "".join(choice["delta"].get("content") or "" for choice in choices)
+    (reason,) = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    return content, [(name, arguments) for name, arguments in calls.values()], reason
+
+
+@pytest.mark.parametrize("answer_of", [whole, streamed])
+@pytest.mark.parametrize(
+    ("choices", "said", "reason", "expected"),
+    [
+        ([{}, {"tool_choice": "auto"}, *FORCED], CALL, FinishReason.STOP, ("", [("add", '{"a": 1}')], "tool_calls")),
+        ([{}], f"I add.\n{CALL}", FinishReason.STOP, ("I add.", [("add", '{"a": 1}')], "tool_calls")),
+        ([{}], "I cannot.", FinishReason.STOP, ("I cannot.", [], "stop")),
+        ([{"tool_choice": "none"}], CALL, FinishReason.STOP, (CALL, [], "stop")),
+        (FORCED, CALL[:45], FinishReason.LENGTH, ("", [("add", '{"a"')], "length")),
+        (FORCED, CALL[:20], FinishReason.LENGTH, (CALL[:20], [], "length")),
+    ],
+)
+async def test_case_bug_063_finish_reasons_of_calls(
+    client: httpx2.AsyncClient,
+    say: Callable[..., None],
+    answer_of: Callable[..., Any],
+    choices: list[dict[str, Any]],
+    said: str,
+    reason: FinishReason,
+    expected: Answer,
+) -> None:
+    """tool_calls whenever a call was made and the text ended by itself, never with an empty list; length if cut."""
+    say(said, reason)
+    for choice in choices:
+        assert await answer_of(client, **choice) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}", "tokenize": True}}, "chat_template_kwargs"),
+    ],
+)
+async def test_case_bug_063_what_is_refused_names_its_field(
+    client: httpx2.AsyncClient, fields: dict[str, Any], param: str
+) -> None:
+    """With BUG-019: templates of requests."""
+    response = await ask(client, **fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
