@@ -12,7 +12,7 @@ export PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check triton diff lint format bench clean
+.PHONY: help setup serve test check triton diff cases clients lint format bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -34,6 +34,12 @@ triton: setup ## the GPU kernels without a GPU: interpreted, and compiled for ev
 
 diff: setup ## random requests and operations in a tiny KV pool, each output against a run alone (5 minutes)
 	@.ci/suites diff
+
+cases: setup ## faults that users of such servers have met, on real clusters (10 minutes)
+	@.ci/suites cases
+
+clients: setup ## lm-evaluation-harness, LangChain and schemathesis against a cluster (7 minutes)
+	@.ci/suites clients
 
 lint: setup ## lint and types
 	@$(BIN)/ruff check . && $(BIN)/mypy

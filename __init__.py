@@ -2,13 +2,13 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .cluster.llm import LLM as LLM
+    from .cluster.offline.llm import LLM as LLM
 
 
 def __getattr__(name: str) -> object:
     """``octavo.LLM`` is loaded when it is asked for: ``import octavo.worker.wire`` must stay cheap."""
     if name == "LLM":
-        from .cluster.llm import LLM
+        from .cluster.offline.llm import LLM
 
         return LLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@ from ..worker.errors import ConfigurationError
 from .config import ServeConfig
 from .gateway import Gateway
 from .plan import NAMESPACE, ServePlan, compile_cache
-from .preflight import check_model, fit_context, note_defaults, read_chat_template
+from .preflight import check_chat_template, check_model, fit_context, note_defaults, read_chat_template
 from .router_deployment import Router
 from .worker_group import DRAIN_S, WorkerGroup
 
@@ -59,6 +59,7 @@ def build(args: dict[str, Any]) -> Application:
     config = ServeConfig.parse(args)
     folder = resolve_model(config.model, cache_dir=config.cache_dir, report=logger.info).path
     check_model(config, folder)
+    check_chat_template(config, folder, logger.info)
     note_defaults(config, folder, logger.info)
     return bind(make_plan(fit_context(config, folder, logger.info)))
 

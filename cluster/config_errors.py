@@ -34,6 +34,8 @@ _TEMPLATES: Mapping[str, str] = {
     "model_type": "must be a mapping of settings",
 }
 _SHOWN_LENGTH = 80
+_SECRET = frozenset({"api_key", "ssl_keyfile"})
+"""Fields in whose place a secret may have been given."""
 
 
 def flag(field: str) -> str:
@@ -49,7 +51,7 @@ def describe(error: ValidationError, fields: Sequence[str]) -> str:
 def _sentence(details: dict[str, Any], fields: Sequence[str]) -> str:
     location, kind = details["loc"], details["type"]
     if not location:
-        return f"the configuration must be a mapping of settings, got {details['input']!r}"
+        return f"the configuration must be a mapping of settings, got a {type(details['input']).__name__}"
     if kind == "extra_forbidden":
         name = str(location[0])
         return (
@@ -57,11 +59,10 @@ def _sentence(details: dict[str, Any], fields: Sequence[str]) -> str:
             if len(location) == 1
             else f"{_place(location)}: no such setting"
         )
-    if kind == "secret":
-        return f"{_place(location)}: {details['msg']}"
     template = _TEMPLATES.get(kind)
     wanted = template.format(**details.get("ctx", {})) if template else details["msg"]
-    return f"{_place(location)}: {wanted}, got {_shown(details['input'])}"
+    given = "" if location[0] in _SECRET else f", got {_shown(details['input'])}"
+    return f"{_place(location)}: {wanted}{given}"
 
 
 def _place(location: Sequence[int | str]) -> str:

@@ -22,6 +22,8 @@ API_KEY = "OCTAVO_API_KEY"
 KNOWN_VARIABLES = frozenset({CACHE_DIR, API_KEY})
 """Every variable that begins with ``OCTAVO_``; another one is a mistake that is said, not ignored."""
 
+_OF_PYTHON = ("LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "TZ")
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -63,6 +65,11 @@ def default_api_keys() -> list[str]:
     """``OCTAVO_API_KEY``, if it is set."""
     key = read_environment().api_key
     return [] if key is None else [key]
+
+
+def bare_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a Python of ours needs to start, for processes that must not hold what else is there, such as secrets."""
+    return {name: environ[name] for name in _OF_PYTHON if name in environ}
 
 
 def _cache_dir(value: str | None) -> Path:

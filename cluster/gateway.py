@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from fastapi import FastAPI
 from ray import serve
+from starlette.types import Lifespan
 
 from ..worker.checkpoint.store import resolve_model
 from ..worker.errors import InvalidRequest
@@ -78,21 +79,22 @@ class Gateway:
             answers_request_id=False,
         )
         app.add_middleware(SmallSendBuffers)
-        app.router.lifespan_context = self._lifespan
+        app.router.lifespan_context = functools.partial(self._lifespan, app.router.lifespan_context)
         return app
 
     @asynccontextmanager
-    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        """What runs beside the requests, on their event loop."""
+    async def _lifespan(self, of_app: Lifespan[Any], app: FastAPI) -> AsyncIterator[None]:
+        """What runs beside the requests, on their event loop; ``of_app`` is the application's own."""
         tasks = [asyncio.create_task(work) for work in self._background()]
-        yield
+        async with of_app(app):
+            yield
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._body_worker.close)
-        self._text.close()
+        await asyncio.to_thread(self._text.close)  # waits for templates under way
 
     def _background(self) -> list[Coroutine[Any, Any, None]]:
         recording = [] if self._recorder is None else [self._recorder.run()]

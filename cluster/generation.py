@@ -15,6 +15,7 @@ from ..worker.errors import Overloaded, Unavailable
 from ..worker.messages import Branch, FinishReason, Request, RouteDecision, SequenceUpdate, TokenLogprobs
 from .api.metrics import GatewayMetrics
 from .api.service import GenerationRequest, Route, RouteWishes, TokenDelta
+from .group_line import GroupLine
 from .token_stream import FIRST_PROMPT_POSITION, GroupLost, TokenStream
 
 MOST_ATTEMPTS = 3
@@ -22,18 +23,6 @@ MOST_ATTEMPTS = 3
 
 ROUTE_PATIENCE_S = 30.0
 """How long a request whose group died waits for another one, and a new one for the first."""
-
-
-class GroupLine(Protocol):
-    """What a placed request asks of its group: of a ``GroupClient``, or of an engine in this process."""
-
-    generation: int
-
-    def forget(self, request_id: str) -> None: ...
-
-    def abort(self, request_id: str) -> None: ...
-
-    def abort_branch(self, request_id: str, branch: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from ..worker.messages import Request, SequenceUpdate, TokenFrame
+from ..worker.messages import Request, TokenFrame
 from ..worker.wire import WireError, pack, unpack
+from .group_line import GroupLine
 from .token_stream import GroupLost, TokenStream
 
 POLL_S = 1.0
@@ -37,7 +38,7 @@ class GroupFull(Exception):
         self.retry_after_s = retry_after_s
 
 
-class GroupClient:
+class GroupClient(GroupLine):
     """``leader`` is the actor handle of generation ``generation``.
 
     Requests are submitted under a name of our own at this leader, a mailbox. A new one is taken when the leader has
@@ -45,14 +46,12 @@ class GroupClient:
     """
 
     def __init__(self, gateway_id: str, generation: int, leader: Any) -> None:
-        self.generation = generation
+        super().__init__(generation)
         self.lost_since_s: float | None = None
         """On the event loop's clock; None while the group is well."""
         self._gateway_id = gateway_id
         self._mailbox = _new_mailbox(gateway_id)
         self._leader = leader
-        self._streams: dict[str, TokenStream] = {}
-        self._weights: dict[str, int] = {}
         self._poller: asyncio.Task[None] | None = None
         self._has_aborted = False
         """The leader will have put the ends of aborted requests into the mailbox."""
@@ -61,16 +60,9 @@ class GroupClient:
     def lost(self) -> bool:
         return self.lost_since_s is not None
 
-    @property
-    def outstanding_tokens(self) -> int:
-        """Prompt and output tokens that this gateway has asked of the group and not seen finished."""
-        return sum(self._weights.values())
-
     async def submit(self, request: Request) -> TokenStream:
         """Hand over a request. Raises GroupLost when the group cannot take it, GroupFull when it will not."""
-        positions = {branch.index: len(branch.output_token_ids) for branch in request.branches}
-        stream = self._streams[request.request_id] = TokenStream(positions)
-        self._weights[request.request_id] = _weight(request)
+        stream = self._open(request)
         packed = pack(replace(request, gateway_id=self._mailbox))
         try:
             # Before Python 3.12 wait_for returns the answer, and forgets that it was cancelled, when both come at once.
@@ -92,22 +84,10 @@ class GroupClient:
             self._poller = asyncio.create_task(self._poll())
         return stream
 
-    def forget(self, request_id: str) -> None:
-        """The request has ended, or nobody wants its tokens."""
-        self._streams.pop(request_id, None)
-        self._weights.pop(request_id, None)
-
-    def abort(self, request_id: str) -> None:
-        """Forget the request and let the group end it. Never blocks."""
-        if request_id in self._streams and not self.lost:
-            self._leader.abort.remote((request_id,))
-            self._has_aborted = True
-        self.forget(request_id)
-
-    def abort_branch(self, request_id: str, branch: int) -> None:
-        """Let the group end one branch of a request that has others. Never blocks."""
-        if request_id in self._streams and not self.lost:
+    def _send_abort(self, request_id: str, branch: int | None) -> None:
+        if not self.lost:
             self._leader.abort.remote((request_id,), branch)
+            self._has_aborted = self._has_aborted or branch is None
 
     async def reset_prefix_cache(self) -> int | None:
         """Let the group forget cached blocks that no request uses: how many; None when it does not answer."""
@@ -124,7 +104,8 @@ class GroupClient:
             wait_s = POLL_S if self._streams or self._has_aborted else 0.0
             try:
                 call = self._leader.poll.remote(mailbox, acknowledged, wait_s)
-                frame = unpack(await asyncio.wait_for(call, SILENCE_S), TokenFrame)
+                async with asyncio.timeout(SILENCE_S):
+                    frame = unpack(await call, TokenFrame)
             except (RayError, TimeoutError, WireError) as error:
                 if self._streams:
                     self._lose(error, is_dead=True)
@@ -138,13 +119,6 @@ class GroupClient:
             for update in frame.updates:
                 self._deliver(update)
 
-    def _deliver(self, update: SequenceUpdate) -> None:
-        stream = self._streams.get(update.request_id)
-        if stream is not None and not stream.put(update):
-            logger.error("tokens of %s before position %d are missing", update.request_id, update.position)
-            self.abort(update.request_id)
-            stream.lose(GroupLost(is_dead=False))
-
     def _lose(self, error: BaseException, *, is_dead: bool) -> None:
         logger.warning("worker group generation %d lost: %s", self.generation, str(error).strip().split("\n")[-1])
         if is_dead and self.lost_since_s is None:
@@ -152,25 +126,7 @@ class GroupClient:
         self._mailbox = _new_mailbox(self._gateway_id)
         if self._streams:  # a leader that was only slow must not go on with what others have taken over
             self._leader.abort.remote(tuple(self._streams))
-        for stream in self._streams.values():
-            stream.lose(GroupLost(is_dead=is_dead))
-        self._streams.clear()
-        self._weights.clear()
-
-    @property
-    def is_idle(self) -> bool:
-        """No request is under way here."""
-        return not self._streams
-
-
-def num_sequences(request: Request) -> int:
-    """Sequences that the request runs: the beams of its search, or its branches."""
-    return request.sampling.beam_width or len(request.branches)
-
-
-def _weight(request: Request) -> int:
-    """Tokens that the request may cost: its prompt once, and the output of every sequence."""
-    return len(request.prompt_token_ids) + request.sampling.max_tokens * num_sequences(request)
+        self._lose_streams(is_dead=is_dead)
 
 
 def _new_mailbox(gateway_id: str) -> str:

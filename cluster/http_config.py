@@ -29,6 +29,11 @@ def key_digest(key: str) -> str:
         return key
     if not _KEY.fullmatch(key):
         raise ValueError("must be 1 to 1024 visible ASCII characters without blanks")
+    return digest(key)
+
+
+def digest(key: str) -> str:
+    """``sha256:…`` of whatever somebody sends as a key: unlike ``key_digest``, of a digest too."""
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
@@ -71,7 +76,8 @@ class HttpConfig(BaseModel):
     on this machine can read it in the list of processes: --api-key-file and OCTAVO_API_KEY do not show it. Default:
     OCTAVO_API_KEY, else no key is asked for."""
     api_key_file: AbsolutePath | None = None
-    """File with further API keys, one a line, # begins a comment; read again when it changes."""
+    """File with further API keys, one a line; # at its start or after a blank begins a comment. It is read again when
+    it changes."""
 
     ssl_certfile: AbsolutePath | None = None
     """File with the certificate, and those that it depends on, in PEM: the server speaks HTTPS."""

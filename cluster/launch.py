@@ -22,6 +22,7 @@ from .local_ray import (
     OBJECT_STORE_BYTES,
     adopt_orphans,
     auth_environment,
+    free_ports,
     no_process_left,
     own_ray_environment,
     scratch_folder,
@@ -29,7 +30,7 @@ from .local_ray import (
 )
 from .phases import Phases
 from .plan import NAMESPACE
-from .preflight import check_api_keys, check_memory, check_model, fit_context, note_defaults
+from .preflight import check_api_keys, check_chat_template, check_memory, check_model, fit_context, note_defaults
 from .supervisor import become_child
 from .tls import TlsFront, check_tls, tls_front
 
@@ -44,6 +45,7 @@ def serve(config: ServeConfig) -> None:
     resolved = resolve_model(config.model, cache_dir=config.cache_dir, report=phases.note)
     with phases.phase("checking the model"):
         check_model(config, resolved.path)
+        check_chat_template(config, resolved.path, phases.note)
         config = fit_context(config, resolved.path, phases.note)
         note_defaults(config, resolved.path, phases.note)
         if config.address is None:
@@ -76,7 +78,7 @@ def _with_port(config: ServeConfig) -> ServeConfig:
             flag = "--host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "--port"
             reason = error.strerror or str(error)
             raise ConfigurationError(f"{flag}: cannot listen on {config.host}:{config.port}: {reason}") from error
-        return config.model_copy(update={"port": probe.getsockname()[1]})
+    return config.model_copy(update={"port": config.port or free_ports(1, config.host)[0]})
 
 
 def _stop_on_signals(stop: threading.Event) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -15,6 +17,9 @@ from pathlib import Path
 import psutil
 
 from .environment import Environment
+
+_LASTING_PORTS = range(20_000, 32_768)
+"""Below the range of outgoing connections, which begins at 32,768 on Linux unless it was changed."""
 
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 """Octavo passes nothing large through Ray's object store; Ray takes no less than 75 MiB."""
@@ -36,13 +41,21 @@ LEFTOVER_S = 10.0
 """How long processes may take to end by themselves when Ray has been shut down."""
 
 
-def free_ports(count: int) -> list[int]:
-    """Different TCP ports that are free at the moment."""
+def free_ports(count: int, host: str = "") -> list[int]:
+    """Different TCP ports that are free at the moment, by default on all interfaces.
+
+    They are bound seconds later, so they are none of those that the kernel gives to outgoing connections, if it can be.
+    """
+    ports: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for candidate in sockets:
-            candidate.bind(("127.0.0.1", 0))
-        return [int(candidate.getsockname()[1]) for candidate in sockets]
+        for candidate in (*random.sample(_LASTING_PORTS, 100 * count), *[0] * count):
+            probe = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind((host, candidate))
+                ports.append(int(probe.getsockname()[1]))
+            if len(ports) == count:
+                return ports
+    raise OSError(errno.EADDRINUSE, f"there are no {count} free ports")
 
 
 def auth_environment(environment: Environment, *, joining: bool) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from ..worker.model.config import ModelConfig
 from ..worker.model.device_limits import Device, check_any_device, check_device
 from ..worker.model.partition import partition
 from .api.auth import ApiKeys
+from .api.chat.prompts import DEFAULT_OPTIONS, ChatOptions, ChatPrompts
 from .api.fields import MAX_TEMPLATE_CHARS
 from .api.generation_defaults import GenerationDefaults
 from .config import ServeConfig
@@ -40,7 +42,6 @@ def check_model(config: ServeConfig, folder: Path) -> None:
 
         check_model_folder(folder)
     GenerationDefaults.load(config.generation_config, folder)
-    read_chat_template(config)
     if config.record_trace is not None and config.address is None:  # else a gateway looks, on the node that it is on
         check_trace_file(config.record_trace)
     limit = model.longest_context
@@ -53,6 +54,26 @@ def check_api_keys(config: ServeConfig) -> None:
     """Raises ConfigurationError for a file of API keys that the gateways will not be able to use."""
     if config.api_key_file is not None and config.address is None:  # else a gateway looks, on the node that it is on
         ApiKeys(config.api_key, config.api_key_file)
+
+
+def check_chat_template(config: ServeConfig, folder: Path, note: Callable[[str], None]) -> None:
+    """Say what the chat template can do. Raises ConfigurationError for one that the gateways would refuse, alone or
+    with the parsers that were set.
+
+    It is the tokenizer that knows the template. Reading it takes about half a second, which the embedded model's is not
+    worth: its own template works.
+    """
+    template = read_chat_template(config)
+    parsers = ChatOptions(tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
+    if config.model is None and template is None and parsers == DEFAULT_OPTIONS:
+        return
+    from .api.text import template_source  # transformers' part for tokenizers: seconds
+
+    source = template_source(folder, template)
+    if source is not None:
+        name = f"the chat template of {folder}" if template is None else f"--chat-template: {config.chat_template}"
+        source = replace(source, name=name)
+    note(ChatPrompts(source, parsers).support.summary())
 
 
 def read_chat_template(config: ServeConfig) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -35,9 +36,17 @@ def limit_send_buffers(port: int) -> int:
     """Of this process's sockets with that local port, and of all connections that will come by a listening one of them;
     how many there were."""
     num_found = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as line:
-            if line.family in (socket.AF_INET, socket.AF_INET6) and line.getsockname()[1] == port:
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-                num_found += 1
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):  # a copy of anything else would never be closed
+                num_found += _limit(descriptor, port)
     return num_found
+
+
+def _limit(descriptor: int, port: int) -> bool:
+    """Whether the socket has that local port. Raises OSError for one that was closed meanwhile."""
+    with socket.socket(fileno=os.dup(descriptor)) as line:
+        if line.family not in (socket.AF_INET, socket.AF_INET6) or line.getsockname()[1] != port:
+            return False
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        return True

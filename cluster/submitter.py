@@ -13,7 +13,8 @@ from ..worker.sequence import reads_whole_prompt
 from .api.metrics import GatewayMetrics
 from .api.service import RouteWishes
 from .generation import Placement
-from .group_client import GroupClient, GroupFull, num_sequences
+from .group_client import GroupClient, GroupFull
+from .group_line import num_sequences
 from .registry import GroupRegistry
 from .router_client import RouterClient
 from .router_lines import RouterAway

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import reference
 from .kv_cache import KVCache, KVPool
 from .quantized import Weight
-from .sampling import Drawn, Logprobs, SamplingTensors
+from .sampling import Logprobs, SamplingTensors
 
 if TYPE_CHECKING:  # it imports numba, which GPUs do without
     from .cpu_program import Team
@@ -67,7 +67,7 @@ class Kernels:
     silu_mul: Callable[[Tensor], Tensor]
     gelu_mul: Callable[[Tensor], Tensor]
     gelu_erf_mul: Callable[[Tensor], Tensor]
-    sample: Callable[[Tensor, SamplingTensors], Drawn]
+    sample: Callable[[Tensor, SamplingTensors], Tensor]
     logprobs: Callable[[Tensor, Tensor, int], Logprobs]
     prepare_linear: PrepareLinear
     """Packs a weight once for many products; what a layer calls afterwards."""
@@ -126,7 +126,14 @@ def cpu_kernels() -> Kernels:
 
 def triton_kernels(*, batch_invariant: bool = False) -> Kernels:
     """Triton, for NVIDIA and AMD GPUs. ``batch_invariant``: see triton_attention.py, triton_linear.py."""
-    from . import triton_attention, triton_cache, triton_elementwise, triton_linear, triton_logprobs, triton_sample
+    from . import (
+        triton_attention,
+        triton_cache,
+        triton_elementwise,
+        triton_linear,
+        triton_logprobs,
+        triton_sample,
+    )
 
     return Kernels(
         name="triton",

@@ -1,7 +1,7 @@
 """Sampling on CPUs: one pass over a row's logits, and then only over those that may be drawn.
 
-The pass (cpu_sample_scan.py) finds the largest logit, that of each group of 64, and the sum of exponentials. Filters
-use these; see cpu_sample_filter.py.
+The pass (cpu_sample_scan.py) finds the largest logit and that of each group of 64. Filters use these; see
+cpu_sample_filter.py.
 
 The draw is that of ``reference.sample``, with most logarithms left out. Token v wins with ``x - log(-log(u))`` above
 the best so far only if ``-log(u) < exp(x - best)``; and ``-log(u) >= 1 - u``. So tokens with ``1 - u`` above that bound
@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 from numba import carray, prange
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from .cpu_numba import Kernel, claim_threads, compile_kernel, fingerprint, helpe
 from .cpu_sample_edit import TABLE_LEN, edit, edit_table
 from .cpu_sample_filter import keep
 from .cpu_sample_scan import GROUP, first_equal, scan
-from .sampling import GREEDY_TEMPERATURE, Drawn, SamplingTensors
+from .sampling import GREEDY_TEMPERATURE, SamplingTensors
 
 _f32 = np.float32
 _u64 = np.uint64
@@ -110,7 +109,6 @@ def _sample_rows(worker, workers, at, edits, filters, rows, vocab_size):
     branches = carray(pointer(at[6]), (rows,), np.int32)
     positions = carray(pointer(at[7]), (rows,), np.int32)
     token_ids = carray(pointer(at[8]), (rows,), np.int64)
-    logprobs = carray(pointer(at[9]), (rows,), _f32)
     table = carray(pointer(edits), (TABLE_LEN,), np.int64)
     maxima = np.empty((vocab_size + GROUP - 1) // GROUP, _f32)
     room = vocab_size if filters else 0
@@ -119,11 +117,10 @@ def _sample_rows(worker, workers, at, edits, filters, rows, vocab_size):
     for row in range(worker, rows, workers):
         given = carray(pointer(at[0] + 4 * row * vocab_size), (vocab_size,), _f32)
         logits = given
-        largest, total, is_valid = scan(given, given.view(np.int32), maxima, True)
-        normaliser = np.float64(largest) + math.log(total) if is_valid else 0.0
+        largest, _, is_valid = scan(given, given.view(np.int32), maxima, False)
         if edits != 0 and edit(table, row, given, edited):
             logits = edited
-            largest, total, is_drawable = scan(logits, logits.view(np.int32), maxima, False)
+            largest, _, is_drawable = scan(logits, logits.view(np.int32), maxima, False)
             is_valid &= is_drawable
         if not is_valid:
             token_ids[row] = -1
@@ -140,7 +137,6 @@ def _sample_rows(worker, workers, at, edits, filters, rows, vocab_size):
             else:
                 token = _draw(logits, maxima, key, temperature, token)
         token_ids[row] = token
-        logprobs[row] = _f32(np.float64(given[token]) - normaliser)
 
 
 def _build_sample(parallel: bool) -> Kernel:
@@ -158,15 +154,15 @@ def _build_sample(parallel: bool) -> Kernel:
 _SAMPLE = {parallel: _build_sample(parallel) for parallel in (False, True)}
 
 
-def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
+def sample(logits: Tensor, how: SamplingTensors) -> Tensor:
     """See ``reference.sample``."""
     logits = logits.contiguous()
     rows, vocab_size = logits.shape
-    drawn = Drawn(how.seeds.new_empty(rows), logits.new_full((rows,), torch.nan))
+    token_ids = how.seeds.new_empty(rows)
     parameters = (how.temperature, how.top_k, how.top_p, how.min_p, how.seeds, how.branches, how.positions)
-    addresses = tuple(tensor.data_ptr() for tensor in (logits, *parameters, drawn.token_ids, drawn.logprobs))
+    addresses = tuple(tensor.data_ptr() for tensor in (logits, *parameters, token_ids))
     table = edit_table(how)
     threads = 1 if rows == 1 else claim_threads()
     edits = 0 if table is None else table.buffer_info()[0]
     _SAMPLE[threads > 1](addresses, edits, how.filters, rows, vocab_size, threads)
-    return drawn
+    return token_ids

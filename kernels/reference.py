@@ -16,7 +16,7 @@ from torch import Tensor
 from .kv_cache import KVCache, KVPool, quantize_tokens
 from .noise import gumbel_noise
 from .quantized import DIGIT_RATIO, Fp8Weight, Int8Weight, Weight, dequantize
-from .sampling import GREEDY_TEMPERATURE, Drawn, Logprobs, Penalties, SamplingTensors, TokenRuns
+from .sampling import GREEDY_TEMPERATURE, Logprobs, Penalties, SamplingTensors, TokenRuns
 
 
 def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
@@ -192,8 +192,10 @@ def _rounded_input(x: Tensor, dtype: torch.dtype, num_digits: int) -> Tensor:
     return rounded + ((x.float() - rounded) / unit).round() * unit
 
 
-def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
+def sample(logits: Tensor, how: SamplingTensors) -> Tensor:
     """Draws one token for each row of logits, float32 ``[R, V]``, statelessly. The logits are left as they are.
+
+    Returns int64 ``[R]``: -1 where a row holds NaN, its largest logit is not finite, or all tokens are banned.
 
     Order: penalties, bias, bans and the allow-mask, temperature, min_p, top_k, then top_p of what these left,
     renormalised (vLLM's order). Equals share their fate: min_p keeps every token with at least ``min_p`` times the best
@@ -209,8 +211,7 @@ def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
     scaled = filter_top_p(filter_top_k(filter_min_p(scaled, how.min_p), how.top_k), how.top_p)
     noise = gumbel_noise(how.seeds, how.branches, how.positions, logits.shape[-1])
     token_ids = torch.where(drawn, (scaled + noise).argmax(dim=-1), edited.argmax(dim=-1))
-    logprobs = logits.double().log_softmax(dim=-1).gather(-1, token_ids[:, None]).squeeze(-1).float()
-    return Drawn(torch.where(is_valid, token_ids, -1), torch.where(is_valid, logprobs, torch.nan))
+    return torch.where(is_valid, token_ids, -1)
 
 
 def logprobs(logits: Tensor, token_ids: Tensor, k: int) -> Logprobs:

@@ -84,16 +84,6 @@ class SamplingTensors:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """One token for each row."""
-
-    token_ids: Tensor
-    """int64 ``[R]``; -1 where the logits hold NaN, the largest is not finite, or all are banned."""
-    logprobs: Tensor
-    """float32 ``[R]``: of the token, in the log-softmax of the logits as they were given; NaN for -1."""
-
-
-@dataclass(frozen=True)
 class Logprobs:
     """Of each row of logits, in its log-softmax. A row without one (NaN is in it, or the largest logit is not finite)
     has NaN, rank 0 and id -1."""

@@ -3,8 +3,8 @@
 1. ``penalise_kernel``, ``bias_kernel``, ``ban_kernel``, ``mask_kernel``: in a copy of the logits, where any row has
    such wishes.
 2. ``threshold_kernel`` (triton_sample_filter.py), where any row filters: the smallest logit that each row keeps.
-3. ``draw_kernel``: of each part of a row the best perturbed logit, and the sum of exponentials.
-4. ``finish_kernel``: of each row the best part, and the token's log-probability.
+3. ``draw_kernel``: of each part of a row the best perturbed logit.
+4. ``finish_kernel``: of each row the best part's token.
 """
 
 # Kernels are compiled by their own type systems.
@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import noise
-from .sampling import GREEDY_TEMPERATURE, Drawn, SamplingTensors
+from .sampling import GREEDY_TEMPERATURE, SamplingTensors
 from .triton_sample_filter import find_thresholds
 
 PART = 8192
@@ -109,8 +109,6 @@ def draw_kernel(
     positions,
     best_of,
     winner_of,
-    peak_of,
-    sum_of,
     given_stride,
     logits_stride,
     vocab_size,
@@ -120,8 +118,7 @@ def draw_kernel(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (rows, parts): a part's largest perturbed logit and its token; its largest logit as given, and the sum of
-    exponentials below that.
+    """Grid (rows, parts): a part's largest perturbed logit and its token. NaN and inf as given make it inf.
 
     As on CPUs a token needs its logarithms only if 1 - u is below what it would take to win.
     """
@@ -138,20 +135,16 @@ def draw_kernel(
     place = (tl.load(branches + row).to(tl.uint64) << 32) | tl.load(positions + row).to(tl.uint64)
     key = mix(mix(seed + GAMMA) + place)
     lane = tl.arange(0, BLOCK)
-    peak = tl.full([BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
     best = tl.full([], float("-inf"), tl.float64)
     winner = part * PART
     for start in range(part * PART, tl.minimum((part + 1) * PART, vocab_size), BLOCK):
         token = start + lane
         inside = token < vocab_size
         x = tl.load(given + row * given_stride + token, mask=inside, other=float("-inf"))
-        higher = tl.maximum(peak, x)
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(peak - base) + tl.exp(x - base)
-        peak = higher
+        is_number = x < float("inf")
         if EDITED:
             x = tl.load(logits + row * logits_stride + token, mask=inside, other=float("-inf"))
+        x = tl.where(is_number, x, float("inf"))
         may_win = inside & (x >= threshold)
         if greedy:
             may_win &= x.to(tl.float64) > best
@@ -170,49 +163,27 @@ def draw_kernel(
                 best = top
                 # Of equals, the lowest token.
                 winner = tl.min(tl.where(perturbed == top, token, 2147483647), axis=0)
-    largest = tl.max(peak, axis=0)
-    base = tl.where(largest == float("-inf"), 0.0, largest)
     at = row * num_parts + part
     tl.store(best_of + at, best)
     tl.store(winner_of + at, winner)
-    tl.store(peak_of + at, largest)
-    tl.store(sum_of + at, tl.sum(total * tl.exp(peak - base), axis=0))
 
 
 @triton.jit
-def finish_kernel(
-    given,
-    best_of,
-    winner_of,
-    peak_of,
-    sum_of,
-    token_ids,
-    logprobs,
-    given_stride,
-    num_parts,
-    PARTS_PADDED: tl.constexpr,
-):
-    """One program for one row. A NaN among the logits, or an infinite largest one, has made a sum NaN."""
+def finish_kernel(best_of, winner_of, token_ids, num_parts, PARTS_PADDED: tl.constexpr):
+    """One program for one row."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS_PADDED)
     inside = part < num_parts
     at = row * num_parts + part
     best = tl.load(best_of + at, mask=inside, other=float("-inf"))
     winner = tl.load(winner_of + at, mask=inside, other=2147483647)
-    peak = tl.load(peak_of + at, mask=inside, other=float("-inf"))
-    total = tl.load(sum_of + at, mask=inside, other=0.0)
-    largest = tl.max(peak, axis=0)
-    base = tl.where(largest == float("-inf"), 0.0, largest)
-    total = tl.sum(total * tl.exp(peak - base), axis=0)
     top = tl.max(best, axis=0)
     token = tl.min(tl.where(best == top, winner, 2147483647), axis=0)
-    is_valid = (total > 0) & (top > float("-inf")) & (top < float("inf"))
-    logit = tl.load(given + row * given_stride + token, mask=is_valid, other=0.0)
+    is_valid = (top > float("-inf")) & (top < float("inf"))
     tl.store(token_ids + row, tl.where(is_valid, token, -1).to(tl.int64))
-    tl.store(logprobs + row, tl.where(is_valid, logit - base - tl.log(total), float("nan")))
 
 
-def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
+def sample(logits: Tensor, how: SamplingTensors) -> Tensor:
     """See ``reference.sample``."""
     num_rows, vocab_size = logits.shape
     edited = _edit(logits, how)
@@ -221,7 +192,6 @@ def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
     parts = (num_rows, num_parts)
     best = logits.new_empty(parts, dtype=torch.float64)
     winner = logits.new_empty(parts, dtype=torch.int32)
-    peak, total = logits.new_empty(parts), logits.new_empty(parts)
     draw_kernel[parts](
         logits,
         edited,
@@ -232,8 +202,6 @@ def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
         how.positions,
         best,
         winner,
-        peak,
-        total,
         logits.stride(0),
         edited.stride(0),
         vocab_size,
@@ -243,20 +211,10 @@ def sample(logits: Tensor, how: SamplingTensors) -> Drawn:
         PART=PART,
         BLOCK=DRAW_BLOCK,
     )
-    drawn = Drawn(torch.empty_like(how.seeds), logits.new_empty(num_rows))
-    finish_kernel[(num_rows,)](
-        logits,
-        best,
-        winner,
-        peak,
-        total,
-        drawn.token_ids,
-        drawn.logprobs,
-        logits.stride(0),
-        num_parts,
-        PARTS_PADDED=triton.next_power_of_2(num_parts),
-    )
-    return drawn
+    token_ids = torch.empty_like(how.seeds)
+    padded = triton.next_power_of_2(num_parts)
+    finish_kernel[(num_rows,)](best, winner, token_ids, num_parts, PARTS_PADDED=padded)
+    return token_ids
 
 
 def _edit(logits: Tensor, how: SamplingTensors) -> Tensor:

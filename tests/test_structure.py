@@ -35,7 +35,7 @@ WITHOUT_TORCH = (
     *("worker.step_thread", "worker.report_book", "worker.waiting_room", "worker.running_batch"),
     *("worker.block_needs", "worker.judge"),
 )
-WITHOUT_RAY = ("cluster.api", "cluster.cli", "cluster.config", "cluster.environment", "cluster.llm")
+WITHOUT_RAY = ("cluster.api", "cluster.cli", "cluster.config", "cluster.environment", "cluster.offline")
 PARTS = {"starlette": "fastapi", "pydantic-core": "pydantic", "llvmlite": "numba"}
 """Distributions that come with another one, in the release that it wants."""
 

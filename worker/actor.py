@@ -135,13 +135,12 @@ class Worker:
     async def submit(self, packed: bytes) -> tuple[str, float] | None:
         """A packed Request. Its tokens come by ``poll`` of its gateway; when too much waits already, none do, and the
         answer says why and after how many seconds to try again."""
-        refusal = await self._get_desk().submit(unpack(packed, Request), self._get_loop().submit)
+        refusal = self._get_desk().submit(unpack(packed, Request), self._get_loop())
         return None if refusal is None else (refusal.message, refusal.retry_after_s)
 
     async def abort(self, request_ids: tuple[str, ...], branch: int | None = None) -> None:
         """End requests, or only this branch of each."""
-        await self._get_desk().settled(request_ids)
-        self._get_loop().abort(request_ids, branch)
+        self._get_desk().abort(request_ids, branch, self._get_loop())
 
     async def poll(self, gateway_id: str, acknowledged: int, timeout_s: float) -> bytes:
         """A packed TokenFrame with everything that the gateway has not acknowledged."""

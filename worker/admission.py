@@ -39,7 +39,9 @@ class Admission:
         self.num_refused = dict.fromkeys(Bound, 0)
         self._max_requests = max_queued_requests
         self._max_tokens = max_queued_tokens
-        self._num_requests_on_way = self._num_slots_on_way = self._num_tokens_on_way = 0
+        self.num_requests_on_way = 0
+        """Let in, and not taken yet."""
+        self._num_slots_on_way = self._num_tokens_on_way = 0
         self._num_requests_in_engine = self._num_tokens_in_engine = 0
         self._num_free_slots = self._num_free_tokens = 0
         """What the engine's batch and its KV pool have room for."""
@@ -49,7 +51,7 @@ class Admission:
 
     @property
     def num_queued_requests(self) -> int:
-        return self._num_requests_in_engine + self._num_requests_on_way
+        return self._num_requests_in_engine + self.num_requests_on_way
 
     @property
     def num_queued_tokens(self) -> int:
@@ -66,7 +68,7 @@ class Admission:
         must_wait = self.num_queued_requests > 0 and not self._has_room(num_tokens) and request.attempt == 1
         if must_wait and (refusal := self._judge(num_tokens)):
             return refusal
-        self._num_requests_on_way += 1
+        self.num_requests_on_way += 1
         self._num_slots_on_way += _num_slots(request)
         self._num_tokens_on_way += num_tokens
         return None
@@ -74,7 +76,7 @@ class Admission:
     def note(self, engine: Engine, taken: Iterable[Request]) -> None:
         """The engine as it is now, having taken these requests since the last call."""
         for request in taken:
-            self._num_requests_on_way -= 1
+            self.num_requests_on_way -= 1
             self._num_slots_on_way -= _num_slots(request)
             self._num_tokens_on_way -= len(request.prompt_token_ids)
         scheduler = engine.scheduler

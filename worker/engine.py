@@ -271,7 +271,8 @@ class Engine:
         """Wait for the step; its tokens go to those of its sequences that have not ended meanwhile."""
         result, step = under_way.result.result(), under_way.step
         self.scheduler.complete(step)
-        self._account(step, None if result.was_held_up else self._clock() - under_way.started_s)
+        tells_speed = not result.was_held_up and not step.scored  # scores take a while that no other step does
+        self._account(step, self._clock() - under_way.started_s if tells_speed else None)
         self.counters.num_nan_rows += len(result.nan_rows)
         self._take_in_prompts(step, result)
         for row, (sequence, token) in enumerate(zip(step.sampled, result.token_ids, strict=True)):

@@ -97,19 +97,28 @@ class EngineLoop:
 
     # ---- called from the event loop ----
 
-    def submit(self, request: Request) -> Refusal | None:
-        """Hand over a request; its tokens come by ``poll`` of its gateway. A Refusal when too much waits already: it
-        was not taken, and nothing comes.
+    def let_in(self, request: Request) -> Refusal | None:
+        """Whether the queue has room for a request, which is then to be handed over by ``take``; a Refusal when too
+        much waits already.
 
         Raises RuntimeError when the engine is over.
         """
         self._raise_if_over()
         with self._lock:
             self._outbox.touch(request.gateway_id)
-            refusal = self._admission.let_in(request)
+            return self._admission.let_in(request)
+
+    def submit(self, request: Request) -> Refusal | None:
+        """Let a request in and hand it over, unless it is refused."""
+        refusal = self.let_in(request)
         if refusal is None:
-            self._calls.put(functools.partial(self._take, request))
+            self.take(request)
         return refusal
+
+    def take(self, request: Request, holding: object = None) -> None:
+        """Hand over a request that was let in; its tokens come by ``poll`` of its gateway. ``holding`` is kept until
+        the engine has it."""
+        self._calls.put(functools.partial(self._take, request, holding))
 
     def abort(self, request_ids: tuple[str, ...], branch: int | None = None) -> None:
         """End requests, or only this branch of each."""
@@ -203,7 +212,7 @@ class EngineLoop:
         while time.monotonic() < end:
             num_requests = await self.ask(lambda engine: engine.num_requests)
             with self._lock:
-                if num_requests == 0 and self._outbox.is_empty:
+                if num_requests == 0 and self._admission.num_requests_on_way == 0 and self._outbox.is_empty:
                     return True
             await asyncio.sleep(0.05)
         return False
@@ -279,7 +288,7 @@ class EngineLoop:
             call()
             self._publish()
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: Request, holding: object) -> None:
         self._engine.submit(request)
         self._taken.append(request)
 

@@ -7,12 +7,14 @@ with the limits below, which bound all of the work: what would take longer fails
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -29,6 +31,7 @@ _TRIAL_TOKENS = 8
 """So many tokens a grammar is followed before it is taken for good: most that cannot be followed fail at the first."""
 _MAX_REASON_CHARS = 300
 _UNINFORMATIVE = "<non-verbose/>"
+_NOT_FOLLOWED = "the grammar cannot be followed"
 
 TokenizerOf: TypeAlias = Callable[[], LLTokenizer]
 
@@ -61,20 +64,24 @@ class GrammarMatcher:
         self._eos_token_ids = eos_token_ids
         """llguidance's word for "may end here"."""
         self._stop_token_ids = stop_token_ids
+        self._failure: str | None = None
+        """What llguidance raised: it is not asked again."""
 
     @property
     def is_over(self) -> bool:
-        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+        return self.error is None and bool(self._matcher.is_stopped())
 
     @property
     def error(self) -> str | None:
-        if not self._matcher.is_error():
+        if self._failure is None and not self._matcher.is_error():
             return None
-        return f"the grammar cannot be followed any further: {_reason(self._matcher.get_error())}"
+        return f"the grammar cannot be followed any further: {_reason(self._failure or self._matcher.get_error())}"
 
     def fill_mask(self, row: NDArray[np.int32]) -> None:
         """A stop token can be drawn where the output may end and nowhere else, though it were text that fits."""
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if not self._call(lambda: self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)):
+            row[:] = 0
+            return
         words = row.view(np.uint32)
         may_end = _take_out(words, self._eos_token_ids)
         _take_out(words, self._stop_token_ids)
@@ -83,10 +90,26 @@ class GrammarMatcher:
                 words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
 
     def accept(self, token_id: int) -> None:
-        self._matcher.consume_token(token_id)
+        self._call(lambda: self._matcher.consume_token(token_id))
 
     def fork(self) -> GrammarMatcher:
-        return GrammarMatcher(self._matcher.deep_copy(), self._eos_token_ids, self._stop_token_ids)
+        copies: list[LLMatcher] = []
+        self._call(lambda: copies.append(self._matcher.deep_copy()))
+        fork = GrammarMatcher(copies[0] if copies else self._matcher, self._eos_token_ids, self._stop_token_ids)
+        fork._failure = self._failure
+        return fork
+
+    def _call(self, call: Callable[[], object]) -> bool:
+        """Whether llguidance has done it. What it raises is this output's end, and no other's."""
+        if self._failure is not None:
+            return False
+        try:
+            call()
+        except BaseException as error:
+            if not _is_verdict(error):
+                raise
+            self._failure = f"{error}"
+        return self._failure is None
 
 
 def _take_out(words: NDArray[np.uint32], token_ids: Iterable[int]) -> bool:
@@ -99,16 +122,18 @@ def _take_out(words: NDArray[np.uint32], token_ids: Iterable[int]) -> bool:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    """A matcher at its beginning, or why there is none."""
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Prototype:
+    """A compiled grammar: a matcher at its beginning, or why there is none."""
 
     matcher: LLMatcher | None
     failure: str | None = None
+    """A sentence."""
 
 
 class GrammarCompiler:
-    """Makes matchers for one model; keeps the most recent grammars. Any number of threads may use it.
+    """Makes matchers for one model; keeps the most recent grammars, and those whose prototype somebody holds. Any
+    number of threads may use it.
 
     ``tokenizer_of`` is called when the first grammar comes.
     """
@@ -116,11 +141,12 @@ class GrammarCompiler:
     def __init__(self, tokenizer_of: TokenizerOf, vocab_size: int) -> None:
         self._tokenizer_of = tokenizer_of
         self._vocab_size = vocab_size
-        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer: LLTokenizer | InvalidRequest | None = None
         self._loading = threading.Lock()
         self._lock = threading.Lock()
-        self._cache: OrderedDict[str, _Compiled] = OrderedDict()
+        self._cache: OrderedDict[str, Prototype] = OrderedDict()
         self._cached_bytes = 0
+        self._held: WeakValueDictionary[str, Prototype] = WeakValueDictionary()
 
     @classmethod
     def of_model(cls, model_dir: Path, vocab_size: int) -> Self:
@@ -135,40 +161,47 @@ class GrammarCompiler:
         """
         self._loaded()
 
-    def is_known(self, grammar: str) -> bool:
-        """Whether ``prepare`` and ``matcher`` need not compile it."""
+    def known(self, grammar: str) -> Prototype | None:
+        """None: it has to be compiled. While the caller holds what it gets, the grammar stays known."""
         with self._lock:
-            return grammar in self._cache
+            found = self._cache.get(grammar)
+            if found is None:
+                return self._held.get(grammar)
+            self._cache.move_to_end(grammar)
+            return found
 
-    def prepare(self, grammar: str) -> None:
-        """Compile it, so that ``matcher`` takes microseconds. For a thread; raises InvalidRequest with the reason."""
-        self._compiled(grammar)
+    def prepare(self, grammar: str) -> Prototype:
+        """Compiled, so that ``matcher`` takes microseconds; a grammar that cannot be followed says so. For a thread."""
+        if (prototype := self.known(grammar)) is not None:
+            return prototype
+        num_bytes = len(grammar.encode(errors="replace"))
+        if num_bytes > MAX_GRAMMAR_BYTES:  # not kept: others would have to go for it
+            reason = f"it has {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed"
+            return Prototype(None, str(_refusal(reason)))
+        return self._keep(grammar, self._compile(grammar))
 
     def matcher(self, grammar: str, stop_token_ids: tuple[int, ...]) -> GrammarMatcher:
         """At its beginning; a ``MatcherOf``. Raises InvalidRequest for a grammar that cannot be followed."""
         stops = tuple(token_id for token_id in stop_token_ids if token_id < self._vocab_size)
-        prototype = self._compiled(grammar)
-        return GrammarMatcher(prototype.deep_copy(), tuple(self._loaded().eos_tokens), stops)
+        prototype = self.prepare(grammar)
+        if prototype.matcher is None:
+            raise InvalidRequest(f"{prototype.failure}", param="grammar")
+        with _as_refusal():
+            return GrammarMatcher(prototype.matcher.deep_copy(), tuple(self._loaded().eos_tokens), stops)
 
-    def _compiled(self, grammar: str) -> LLMatcher:
-        with self._lock:
-            compiled = self._cache.get(grammar)
-            if compiled is not None:
-                self._cache.move_to_end(grammar)
-        if compiled is None:
-            compiled = self._compile(grammar)
-            self._keep(grammar, compiled)
-        if compiled.matcher is None:
-            raise InvalidRequest(f"the grammar cannot be followed: {compiled.failure}", param="grammar")
-        return compiled.matcher
+    def _compile(self, grammar: str) -> Prototype:
+        try:
+            return Prototype(self._followed(grammar))
+        except InvalidRequest as error:
+            return Prototype(None, str(error))
 
-    def _compile(self, grammar: str) -> _Compiled:
-        num_bytes = len(grammar.encode())
-        if num_bytes > MAX_GRAMMAR_BYTES:
-            return _Compiled(None, f"it has {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed")
-        matcher = LLMatcher(self._loaded(), grammar, log_level=0, limits=parser_limits())
-        failure = matcher.get_error() or self._try(matcher.deep_copy())
-        return _Compiled(None, _reason(failure)) if failure else _Compiled(matcher)
+    def _followed(self, grammar: str) -> LLMatcher:
+        tokenizer = self._loaded()
+        with _as_refusal():
+            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+            if failure := matcher.get_error() or self._try(matcher.deep_copy()):
+                raise _refusal(failure)
+            return matcher
 
     def _try(self, matcher: LLMatcher) -> str:
         """Follow it for a few tokens; the reason why that fails, or nothing."""
@@ -196,25 +229,52 @@ class GrammarCompiler:
     def _loaded(self) -> LLTokenizer:
         with self._loading:
             if self._tokenizer is None:
-                self._tokenizer = self._tokenizer_of()
+                try:
+                    self._tokenizer = self._tokenizer_of()
+                except InvalidRequest as error:
+                    self._tokenizer = error
+            if isinstance(self._tokenizer, InvalidRequest):
+                raise InvalidRequest(str(self._tokenizer), param=self._tokenizer.param)
             return self._tokenizer
 
-    def _keep(self, grammar: str, compiled: _Compiled) -> None:
+    def _keep(self, grammar: str, prototype: Prototype) -> Prototype:
+        """The one that is kept, which is another if two threads have compiled it."""
         with self._lock:
-            if grammar in self._cache:
-                return
-            self._cache[grammar] = compiled
+            kept = self._cache.get(grammar) or self._held.get(grammar)
+            if kept is not None:
+                return kept
+            self._held[grammar] = self._cache[grammar] = prototype
             self._cached_bytes += len(grammar)
             while len(self._cache) > MAX_CACHED_GRAMMARS or self._cached_bytes > MAX_CACHED_BYTES:
                 self._cached_bytes -= len(self._cache.popitem(last=False)[0])
+        return prototype
 
 
 def _load_tokenizer(path: Path, vocab_size: int) -> LLTokenizer:
-    try:
+    with _as_refusal("this model's tokenizer cannot be used with grammars"):
         return LLTokenizer(str(path), n_vocab=vocab_size)
-    except ValueError as error:
-        message = f"this model's tokenizer cannot be used with grammars: {_reason(str(error))}"
-        raise InvalidRequest(message, param="grammar") from error
+
+
+@contextlib.contextmanager
+def _as_refusal(what: str = _NOT_FOLLOWED) -> Iterator[None]:
+    """Whatever llguidance raises becomes an InvalidRequest."""
+    try:
+        yield
+    except InvalidRequest:
+        raise
+    except BaseException as error:
+        if not _is_verdict(error):
+            raise
+        raise _refusal(f"{error}", what) from error
+
+
+def _is_verdict(error: BaseException) -> bool:
+    """A panic of Rust's, which is no Exception, stays within the call."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _refusal(reason: str, what: str = _NOT_FOLLOWED) -> InvalidRequest:
+    return InvalidRequest(f"{what}: {_reason(reason)}", param="grammar")
 
 
 def _reason(text: str) -> str:

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Protocol
 
+from .admission import Refusal
 from .errors import InvalidRequest
 from .grammar import GrammarCompiler
 from .messages import Request
 
-T = TypeVar("T")
+
+class Line(Protocol):
+    """To the engine; see ``EngineLoop``."""
+
+    def let_in(self, request: Request) -> Refusal | None: ...
+
+    def take(self, request: Request, holding: object = None) -> None: ...
+
+    def abort(self, request_ids: tuple[str, ...], branch: int | None = None) -> None: ...
 
 
 class GrammarDesk:
-    """For one event loop, on which nothing is compiled. What is said of a request meanwhile has to wait its turn."""
+    """For one event loop, on which nothing is compiled and nobody waits.
+
+    What is said of a request whose grammar is being compiled is told to the engine afterwards, in the same order.
+    """
 
     def __init__(self, compiler: GrammarCompiler, *, num_threads: int = 2) -> None:
         self._compiler = compiler
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
-        self._preparing: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, list[Callable[[object], None]]] = {}
+        """By the requests that are being prepared: what is to be told of them, given what the engine is to hold."""
 
     async def load(self) -> None:
         """Read the tokenizer before anybody is served: that stops all Python of this process for about half a second.
@@ -29,28 +43,52 @@ class GrammarDesk:
         with contextlib.suppress(InvalidRequest):
             await asyncio.get_running_loop().run_in_executor(self._threads, self._compiler.load)
 
-    async def submit(self, request: Request, submit: Callable[[Request], T]) -> T:
-        """``submit(request)``, when the compiler knows its grammar: that of most requests at once.
+    def submit(self, request: Request, line: Line) -> Refusal | None:
+        """Let a request in, and hand it over when the compiler knows its grammar, that of most at once; the grammar
+        stays known until the engine has the request. One that cannot be followed is handed over too: the engine ends
+        its request with the reason.
 
-        A grammar that cannot be followed is submitted too: the engine ends the request with the reason.
+        Raises RuntimeError when the engine is over or the desk is closed.
         """
-        grammar = request.sampling.grammar
-        if grammar is None or self._compiler.is_known(grammar):
-            return submit(request)
-        done = self._preparing[request.request_id] = asyncio.Event()
-        try:
-            with contextlib.suppress(InvalidRequest):
-                await asyncio.get_running_loop().run_in_executor(self._threads, self._compiler.prepare, grammar)
-            return submit(request)
-        finally:
-            done.set()
-            del self._preparing[request.request_id]
+        refusal = line.let_in(request)
+        if refusal is None:
+            self._take(request, line)
+        return refusal
 
-    async def settled(self, request_ids: Iterable[str]) -> None:
-        """Wait until those of them that are being prepared have been submitted."""
+    def _take(self, request: Request, line: Line) -> None:
+        grammar = request.sampling.grammar
+        if request.request_id in self._waiting:
+            self._waiting[request.request_id].append(partial(line.take, request))
+        elif grammar is None:
+            line.take(request)
+        elif (prototype := self._compiler.known(grammar)) is not None:
+            line.take(request, prototype)
+        else:
+            self._prepare(request, grammar, line)
+
+    def abort(self, request_ids: tuple[str, ...], branch: int | None, line: Line) -> None:
+        """End requests, or only this branch of each."""
         for request_id in request_ids:
-            if (done := self._preparing.get(request_id)) is not None:
-                await done.wait()
+            if request_id in self._waiting:
+                self._waiting[request_id].append(_aborting(request_id, branch, line))
+            else:
+                line.abort((request_id,), branch)
+
+    def _prepare(self, request: Request, grammar: str, line: Line) -> None:
+        preparing = asyncio.get_running_loop().run_in_executor(self._threads, self._compiler.prepare, grammar)
+
+        def hand_over(_: object) -> None:
+            failed = preparing.cancelled() or preparing.exception() is not None  # then it is the engine's to tell
+            prototype = None if failed else preparing.result()
+            for call in self._waiting.pop(request.request_id):
+                call(prototype)
+
+        self._waiting[request.request_id] = [partial(line.take, request)]
+        preparing.add_done_callback(hand_over)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _aborting(request_id: str, branch: int | None, line: Line) -> Callable[[object], None]:
+    return lambda _: line.abort((request_id,), branch)

@@ -72,6 +72,33 @@ class ScheduledStep:
         return float(np.average(plan.num_computed_tokens + counts / 2, weights=counts))
 
 
+@dataclass(slots=True)
+class _Rows:
+    """What becomes the columns of a StepPlan: one entry for each sequence, table update, token, or token drawn."""
+
+    slots: list[int | None]
+    computed: list[int]
+    token_ids: array[int]
+    uses_pending: bool
+    """Some of the tokens are what the step before samples."""
+    updates: list[tuple[int | None, int, int]]
+    blocks: list[int]
+    sampled: list[Sequence]
+    positions: list[int]
+    ends: list[int]
+    completed: list[Sequence]
+
+    def fork(self, sequence: Sequence, branches: list[Sequence]) -> None:
+        """Each of ``branches`` draws a token of its own from the logits of ``sequence``."""
+        row = self.sampled.index(sequence)
+        for branch in branches:
+            branch.num_pending_tokens = sequence.num_pending_tokens
+            branch.pending_row = len(self.sampled)
+            self.sampled.append(branch)
+            self.positions.append(self.positions[row])
+            self.ends.append(self.ends[row])
+
+
 class PlanBuilder:
     """Sequences are added in the order in which they are scheduled; a preempted one is taken out again."""
 
@@ -145,6 +172,26 @@ class PlanBuilder:
         step before this one samples. ``plans_ahead``: the next step may be planned before this one is over.
         ``reads_prompts``: some sequences may be scored or pooled.
         """
+        rows = self._rows()
+        for sequence, forked in forks.items():
+            rows.fork(sequence, forked)
+        reads = self._read_prompts() if reads_prompts else []
+        scored = tuple(read for read in reads if read.sequence.request.pooling is None)
+        pooled = tuple(read for read in reads if read.sequence.request.pooling is not None)
+        return ScheduledStep(
+            number,
+            self._plan(number, rows, scored, pooled, plans_ahead=plans_ahead),
+            self._scheduled,
+            tuple(rows.sampled),
+            tuple(rows.positions),
+            tuple(branch for forked in forks.values() for branch in forked),
+            scored,
+            pooled,
+            tuple(rows.completed),
+        )
+
+    def _rows(self) -> _Rows:
+        """The tokens of all sequences, and what is drawn after them. From here on the ranks know their tables."""
         slots, computed, updates, blocks = [], [], [], []
         sampled: list[Sequence] = []
         completed: list[Sequence] = []
@@ -177,44 +224,32 @@ class PlanBuilder:
                 updates.append((sequence.slot, num_sent, num_blocks - num_sent))
                 blocks += sequence.block_table[num_sent:]
                 sequence.num_sent_blocks = num_blocks
-        branches = [branch for forked in forks.values() for branch in forked]
-        for sequence, forked in forks.items():
-            row = sampled.index(sequence)
-            for branch in forked:
-                branch.num_pending_tokens = sequence.num_pending_tokens
-                branch.pending_row = len(sampled)
-                sampled.append(branch)
-                positions.append(positions[row])
-                ends.append(ends[row])
-        reads = self._read_prompts() if reads_prompts else []
-        scored = tuple(read for read in reads if read.sequence.request.pooling is None)
-        pooled = tuple(read for read in reads if read.sequence.request.pooling is not None)
-        plan = StepPlan(
+        return _Rows(slots, computed, token_ids, uses_pending, updates, blocks, sampled, positions, ends, completed)
+
+    def _plan(
+        self,
+        number: int,
+        rows: _Rows,
+        scored: tuple[PromptRead, ...],
+        pooled: tuple[PromptRead, ...],
+        *,
+        plans_ahead: bool,
+    ) -> StepPlan:
+        return StepPlan(
             kind=PlanKind.STEP,
             step=number % _WIRE_NUMBERS,
-            slots=_int32(slots),
+            slots=_int32(rows.slots),
             num_new_tokens=_int32(list(self._scheduled.values())),
-            num_computed_tokens=_int32(computed),
-            token_ids=np.frombuffer(token_ids, np.int32),
-            tokens_from_step=(number - 1) % _WIRE_NUMBERS if uses_pending else None,
-            table_updates=_int32(updates).reshape(-1, 3),
-            table_blocks=_int32(blocks),
+            num_computed_tokens=_int32(rows.computed),
+            token_ids=np.frombuffer(rows.token_ids, np.int32),
+            tokens_from_step=(number - 1) % _WIRE_NUMBERS if rows.uses_pending else None,
+            table_updates=_int32(rows.updates).reshape(-1, 3),
+            table_blocks=_int32(rows.blocks),
             copies=_int32(list(self._copies.values())).reshape(-1, 2),
-            logit_indices=_int32(ends),
+            logit_indices=_int32(rows.ends),
             scored=_int32([_scored_run(read) for read in scored]).reshape(-1, 4),
             pooled=_int32([(read.index, read.count) for read in pooled]).reshape(-1, 2),
-            share_sampled=plans_ahead and any(sequence.num_pending_tokens for sequence in sampled),
-        )
-        return ScheduledStep(
-            number,
-            plan,
-            self._scheduled,
-            tuple(sampled),
-            tuple(positions),
-            tuple(branches),
-            scored,
-            pooled,
-            tuple(completed),
+            share_sampled=plans_ahead and any(sequence.num_pending_tokens for sequence in rows.sampled),
         )
 
     def _read_prompts(self) -> list[PromptRead]:

@@ -62,7 +62,7 @@ def _search(logits: Tensor, rows: list[SamplingRow], wanting: list[int], kernels
 def _draw(logits: Tensor, rows: list[SamplingRow], kernels: Kernels) -> Sampled:
     """One token for each row, or -1."""
     edits = logit_edits(rows, logits.shape[-1], logits.device)
-    return Sampled(kernels.sample(logits, _sampling_tensors(logits, rows, edits)).token_ids, ends=edits.ends)
+    return Sampled(kernels.sample(logits, _sampling_tensors(logits, rows, edits)), ends=edits.ends)
 
 
 def _logprobs(logits: Tensor, rows: list[SamplingRow], token_ids: Tensor, kernels: Kernels) -> tuple[RowLogprobs, ...]:

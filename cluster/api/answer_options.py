@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .chat.reasoning import ReasoningTokens
 from .message import MessageParser, PlainMessage
 
 
@@ -31,8 +32,12 @@ class AnswerOptions:
     """A stream ends with the usage."""
     continuous_usage: bool = False
     """Each chunk of it has the usage so far."""
+    grammar_field: str | None = None
+    """The field of the request that the output's grammar comes from."""
     message_parser: Callable[[], MessageParser] = PlainMessage
     """Chats: makes what takes one choice's text apart."""
+    reasoning_tokens: Callable[[], ReasoningTokens] | None = None
+    """Chats in which there may be reasoning: makes what counts one choice's, for the usage."""
 
     @property
     def tells_tokens(self) -> bool:

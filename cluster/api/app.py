@@ -8,7 +8,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
+from typing import TypeVar
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -33,11 +37,13 @@ from .middleware import Envelope
 from .openapi import openapi
 from .operations import GET, add_models, add_operations, json_response
 from .requests import RequestJudge
-from .responses import AnswerFormat, ChatFormat, CompletionFormat, stream_answer, whole_answer
+from .responses import AnswerFormat, ChatFormat, CompletionFormat, answer_format, stream_answer, whole_answer
 from .run import QUEUED, Run, StartingRun
 from .service import GenerationService, ServedModel
 from .text import TextProcessor
 from .tokens_endpoints import add_tokens_endpoints
+
+AskedT = TypeVar("AskedT", bound=judging.Asked | judging.AskedEmbedding)
 
 _CHAT = "/v1/chat/completions"
 _COMPLETION = "/v1/completions"
@@ -59,30 +65,37 @@ def build_app(
     ``http`` has its limits and who may use it; TLS is not the application's. ``metrics`` are the gateway's own, made
     here if the caller has no use for them; ``GET /metrics`` merges them with ``service.metrics_text()``, which
     therefore must not contain them. Without a ``body_worker`` large bodies are judged in this process.
-    ``answers_request_id`` is False where the server around the app adds x-request-id, as Ray Serve does.
+    ``answers_request_id`` is False where the server around the app adds x-request-id, as Ray Serve does. The lifespan
+    ends what the application has started by itself, not what it was given.
 
     Raises ConfigurationError when the file of API keys cannot be read.
     """
     http = http or HttpConfig()
     metrics = metrics or GatewayMetrics(info.name, gateway="alone")
-    app = FastAPI(title="Octavo", version=version("octavo"), openapi_url=None)
+    judge = RequestJudge(text, info)
+    app = FastAPI(title="Octavo", version=version("octavo"), openapi_url=None, lifespan=_closing(judge))
     _add_middleware(app, http, metrics, answers_request_id)
     _add_error_handlers(app)
     add_operations(app, service, metrics)
     add_models(app, info)
-    bodies = Bodies(
-        RequestJudge(text, info),
-        body_worker,
-        max_bytes=int(http.max_body_bytes),
-        timeout_s=http.slow_client_timeout_s,
-    )
+    max_bytes, timeout_s = int(http.max_body_bytes), http.slow_client_timeout_s
+    bodies = Bodies(judge, body_worker, max_bytes=max_bytes, timeout_s=timeout_s)
     endpoints = _Generations(service, text, bodies, metrics, http)
     app.add_api_route(_CHAT, endpoints.chat, methods=["POST"])
     app.add_api_route(_COMPLETION, endpoints.completion, methods=["POST"])
     app.add_api_route(_EMBEDDING, endpoints.embedding, methods=["POST"])
-    add_tokens_endpoints(app, bodies)
+    add_tokens_endpoints(app, bodies, text)
     _add_documents(app, info)
     return app
+
+
+def _closing(judge: RequestJudge) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(judge.close)
+
+    return lifespan
 
 
 def _add_middleware(app: FastAPI, http: HttpConfig, metrics: GatewayMetrics, answers_request_id: bool) -> None:
@@ -102,7 +115,7 @@ def _add_middleware(app: FastAPI, http: HttpConfig, metrics: GatewayMetrics, ans
 
 
 class _Generations:
-    """The two endpoints that generate."""
+    """The three endpoints that compute."""
 
     def __init__(
         self,
@@ -120,34 +133,19 @@ class _Generations:
         self._slow_client_timeout_s = http.slow_client_timeout_s
 
     async def chat(self, request: Request) -> Response:
-        return await self._answer(request, judging.chat, ChatFormat)
+        return await self._answer(request, judging.chat, partial(self._generated, request, ChatFormat))
 
     async def completion(self, request: Request) -> Response:
-        return await self._answer(request, judging.completion, CompletionFormat)
+        return await self._answer(request, judging.completion, partial(self._generated, request, CompletionFormat))
 
     async def embedding(self, request: Request) -> Response:
-        raw = await self._bodies.read(request)
-        arrival = time.perf_counter()
-        starting: StartingRun | None = None
-
-        async def respond() -> Response:
-            nonlocal starting
-            asked = await self._bodies.judge(judging.embedding, raw, request.headers)
-            judged = asked.judged
-            starting = StartingRun(Run.start(judged, self._service, self._text, self._metrics, arrival))
-            run = await starting.run()
-            body = await embedding_answer(run, judged.model, asked.encoding_format)
-            return Response(body, media_type="application/json", headers=run.headers())
-
-        try:
-            return await until_disconnect(request, respond())
-        except BaseException:
-            if starting is not None:
-                starting.abort()
-            raise
+        return await self._answer(request, judging.embedding, _embedded)
 
     async def _answer(
-        self, request: Request, judge: judging.Judging[judging.Asked], shape: type[AnswerFormat]
+        self,
+        request: Request,
+        judge: judging.Judging[AskedT],
+        answer: Callable[[AskedT, StartingRun], Awaitable[Response]],
     ) -> Response:
         raw = await self._bodies.read(request)
         arrival = time.perf_counter()
@@ -158,12 +156,8 @@ class _Generations:
             body, raw = raw, bytearray()  # a large one must not live as long as its answer takes
             asked = await self._bodies.judge(judge, body, request.headers)
             del body
-            judged = asked.judged
-            starting = StartingRun(Run.start(judged, self._service, self._text, self._metrics, arrival))
-            format_ = shape(judged, self._text)
-            if asked.stream:
-                return await self._stream(request, starting, format_)
-            return await _whole(await starting.run(), format_)
+            starting = StartingRun(Run.start(asked.judged, self._service, self._text, self._metrics, arrival))
+            return await answer(asked, starting)
 
         try:
             return await until_disconnect(request, respond())
@@ -171,6 +165,15 @@ class _Generations:
             if starting is not None:  # cancelled before its stream, which ends it otherwise
                 starting.abort()
             raise
+
+    async def _generated(
+        self, request: Request, shape: type[AnswerFormat], asked: judging.Asked, starting: StartingRun
+    ) -> Response:
+        format_ = await answer_format(shape, asked.judged, self._text)
+        if asked.stream:
+            return await self._stream(request, starting, format_)
+        run = await starting.run()
+        return _json(await whole_answer(run, format_), run)
 
     async def _stream(self, request: Request, starting: StartingRun, shape: AnswerFormat) -> Response:
         """With the route in its headers, or the error's status; but not later than the first comment is due, so that
@@ -187,8 +190,13 @@ class _Generations:
         )
 
 
-async def _whole(run: Run, shape: AnswerFormat) -> Response:
-    return Response(await whole_answer(run, shape), media_type="application/json", headers=run.headers())
+async def _embedded(asked: judging.AskedEmbedding, starting: StartingRun) -> Response:
+    run = await starting.run()
+    return _json(await embedding_answer(run, asked.judged.model, asked.encoding_format), run)
+
+
+def _json(body: bytes, run: Run) -> Response:
+    return Response(body, media_type="application/json", headers=run.headers())
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...worker.errors import ConfigurationError
-from ..http_config import key_digest
+from ..http_config import digest, key_digest
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
 """What needs no key: probes, scrapers, documentation, as in vLLM. Every other path does, also one that is unknown."""
@@ -22,15 +22,18 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/
 LOOK_S = 1.0
 """How often the file is looked at, at the most."""
 
+_COMMENT = re.compile(r"(^|\s)#.*")
+_Version = tuple[int, int, int]
+
 logger = logging.getLogger(__name__)
 
 
 class ApiKeys:
     """The keys that are good now. ``digests`` are of the form ``sha256:…``; ``file`` may bring more.
 
-    A file that changes is read again; one that can no longer be read leaves the keys as they were, and is logged. One
-    that is empty is no fault: its keys are gone. Raises ConfigurationError when the file cannot be read at first, or
-    there is no key at all.
+    A file that changes is read again; one that cannot be read leaves the keys as they were, is logged once, and is
+    tried again until it can. One that is empty is no fault: its keys are gone. Raises ConfigurationError when the file
+    cannot be read at first, or there is no key at all.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class ApiKeys:
         self._file = file
         self._clock = clock
         self._looked_at_s = clock()
-        self._version: tuple[int, int, int] | None = None
+        self._version: _Version | None = None
+        """Of the file as it was read last."""
+        self._complained_of: _Version | str = ""
         self._digests = self._own
         if file is not None:
             try:
@@ -54,35 +59,39 @@ class ApiKeys:
     def accept(self, key: str) -> bool:
         """Whether the key is good; takes as long for a key that nearly is."""
         self._look()
-        try:
-            digest = f"sha256:{hashlib.sha256(key.encode('latin-1')).hexdigest()}"
-        except UnicodeEncodeError:
-            return False
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+        sent = digest(key)
+        return sum(hmac.compare_digest(sent, known) for known in self._digests) > 0
 
     def _look(self) -> None:
         if self._file is None or self._clock() - self._looked_at_s < LOOK_S:
             return
         self._looked_at_s = self._clock()
-        version = _version_or_none(self._file)
-        if version == self._version:
-            return
-        self._version = version
+        version: _Version | str = "none"
         try:
-            self._digests = self._own | read_keys(self._file)
-            logger.info("%s was read again", self._file)
+            version = _version(self._file)
+            if version != self._version:
+                self._digests = self._own | read_keys(self._file)
+                self._version = version
+                logger.info("%s was read again", self._file)
+            self._complained_of = ""
         except (OSError, ValueError) as error:
+            self._complain(version, error)
+
+    def _complain(self, version: _Version | str, error: Exception) -> None:
+        if version != self._complained_of:
             logger.error("%s cannot be read, the API keys stay as they were: %s", self._file, error)
+        self._complained_of = version
 
 
 def read_keys(file: Path) -> frozenset[str]:
-    """Digests of the keys in a file: one key, or its digest, a line; ``#`` begins a comment.
+    """Digests of the keys in a file: one key, or its digest, a line; ``#`` at its start or after a blank begins a
+    comment.
 
     Raises OSError, or ValueError that names the line and not what is in it.
     """
     digests = set()
     for number, line in enumerate(file.read_bytes().decode(errors="replace").splitlines(), 1):
-        key = line.partition("#")[0].strip()
+        key = _COMMENT.sub("", line).strip()
         try:
             digests.update([key_digest(key)] if key else [])
         except ValueError as error:
@@ -90,16 +99,9 @@ def read_keys(file: Path) -> frozenset[str]:
     return frozenset(digests)
 
 
-def _version(file: Path) -> tuple[int, int, int]:
+def _version(file: Path) -> _Version:
     stat = file.stat()
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-
-def _version_or_none(file: Path) -> tuple[int, int, int] | None:
-    try:
-        return _version(file)
-    except OSError:
-        return None
 
 
 class RequireKey:

@@ -98,7 +98,7 @@ def _misfits(body: GenerationFields) -> Iterator[tuple[str, str, str]]:
         if value not in (None, neutral):
             yield field, f"is {value}", f"keeps the model's probabilities: leave it out, or send {neutral}"
     for field in _BENDING:
-        if getattr(body, field):
+        if getattr(body, field) not in (None, {}, []):
             yield field, "is set", "keeps the model's probabilities: leave it out"
     if body.num_logprobs is not None:
         yield "logprobs", "is set", "gives none: leave it out"

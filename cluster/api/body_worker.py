@@ -23,7 +23,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from ...worker.errors import Unavailable
+from ...worker.errors import Overloaded, Unavailable
 from .caller import Caller
 from .errors import ApiError, Refused
 from .judging import JudgeRecipe, Judging, T
@@ -31,6 +31,10 @@ from .judging import JudgeRecipe, Judging, T
 TIME_LIMIT_S = 30.0
 """For one body, from its handing over to its result."""
 
+MAX_WAITING_BYTES = 256 * 2**20
+"""Of bodies that wait or are judged, at a second for 100 MB; alone a body may have any size."""
+
+_RETRY_AFTER_S = 3.0
 START_LIMIT_S = 60.0
 END_S = 5.0
 
@@ -53,12 +57,14 @@ class BodyWorker:
         self._time_limit_s = time_limit_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
         self._child: _Child | None = None
+        self._num_bytes = 0
+        """Of the bodies that somebody waits for."""
+        self._is_closed = False
 
     async def judge(self, judging: Judging[T], raw: Raw, caller: Caller) -> T:
         """What ``judging`` gives in the process. Raises Refused for its exceptions, HTTPException 413 for a body that
-        takes too long, Unavailable when the process dies of it."""
-        request = pickle.dumps((judging, caller))
-        outcome = await asyncio.get_running_loop().run_in_executor(self._thread, self._exchange, request, raw)
+        takes too long, Overloaded where too much waits, Unavailable when the process dies of it."""
+        outcome = await self._outcome(pickle.dumps((judging, caller)), [raw])
         match outcome:
             case ApiError():
                 raise Refused(outcome)
@@ -69,14 +75,31 @@ class BodyWorker:
                 return result
 
     def close(self) -> None:
-        """End the process; what is under way is given up."""
-        if self._child is not None:
-            self._child.process.kill()
+        """End the process, also one that is starting; what is under way is given up."""
+        self._is_closed = True
+        if (child := self._child) is not None:
+            child.process.kill()
         self._thread.shutdown(cancel_futures=True)
         self._end()
 
-    def _exchange(self, request: bytes, raw: Raw) -> Any:
-        """On the thread."""
+    async def _outcome(self, request: bytes, body: list[Raw]) -> Any:
+        """The executor keeps what it was given, and the frame that waited for it, until their turn comes, also when
+        nobody waits any more: so ``body`` is emptied, and has no other name here."""
+        num_bytes = len(body[0])
+        if self._num_bytes and self._num_bytes + num_bytes > MAX_WAITING_BYTES:
+            message = f"Large request bodies of {self._num_bytes} bytes wait to be read, this one would be too much."
+            raise Overloaded(message, retry_after_s=_RETRY_AFTER_S)
+        self._num_bytes += num_bytes
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._exchange, request, body)
+        finally:
+            self._num_bytes -= num_bytes
+            body.clear()
+
+    def _exchange(self, request: bytes, body: list[Raw]) -> Any:
+        """On the thread. ``body`` is empty when whoever sent it has left."""
+        if (raw := next(iter(body), None)) is None:
+            return None
         try:
             return self._ask(request, raw)
         except TimeoutError:
@@ -92,7 +115,10 @@ class BodyWorker:
         if self._child is not None and self._child.process.poll() is not None:
             self._end()
         if self._child is None:
-            self._child = _Child(self._recipe)
+            self._child = _Child()
+            if self._is_closed:  # since before there was a process to kill
+                raise EOFError("closed")
+            self._child.start(self._recipe)
         deadline_s = time.monotonic() + self._time_limit_s
         send(self._child.line, request, raw, deadline_s=deadline_s)
         outcome, farewell = receive(self._child.line, deadline_s=deadline_s)
@@ -107,14 +133,17 @@ class BodyWorker:
 
 
 class _Child:
-    """The process, ready. Raises EOFError or OSError when it does not come up."""
+    """The process. Raises OSError when there can be none."""
 
-    def __init__(self, recipe: JudgeRecipe) -> None:
+    def __init__(self) -> None:
         self.line, theirs = socket.socketpair()
         with theirs:
             # Without -P a folder that the server happens to run in could hide installed packages.
             command = [sys.executable, "-P", "-m", f"{__package__}.body_process", str(theirs.fileno())]
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+
+    def start(self, recipe: JudgeRecipe) -> None:
+        """Wait until it is ready. Raises EOFError or OSError when it does not come up."""
         try:
             deadline_s = time.monotonic() + START_LIMIT_S
             send(self.line, pickle.dumps(recipe), b"", deadline_s=deadline_s)

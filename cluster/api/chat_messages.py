@@ -24,7 +24,7 @@ MAX_TOOL_CALLS = 128
 """Of one message."""
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}\z")]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 def _no_function_role(role: Any) -> Any:

@@ -96,7 +96,9 @@ class ChatChoice:
 
     def _message_delta(self, event: TextEvent) -> MessageDelta:
         delta = self._parser.push(event.text)
-        return delta if event.finish_reason is None else delta + self._parser.finish()
+        if event.finish_reason is None:
+            return delta
+        return delta + self._parser.finish(is_cut=event.finish_reason is not FinishReason.STOP)
 
     def _ended(self, event: TextEvent) -> dict[str, Any]:
         """A text that ends by itself behind a tool call has ended for that."""

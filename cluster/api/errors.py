@@ -10,7 +10,7 @@
 | ``Refused`` | what another process had found |
 | ``Overloaded`` | 429 with Retry-After and the router's x-octavo-route-reason, rate_limit_exceeded |
 | ``Unavailable`` | 503 likewise, service_unavailable |
-| ``DeadlineMissed`` | 504, not to be retried, timeout |
+| ``DeadlineMissed`` | 408, not to be retried, timeout |
 | ``GenerationFailed`` | 500, generation_failed |
 | anything else | 500 without a word of what happened, internal_error |
 
@@ -60,7 +60,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class DeadlineMissed(OctavoError):
-    """The request's own ``timeout`` ran out before its first token; HTTP 504."""
+    """The request's own ``timeout`` ran out before its first token; HTTP 408: the limit is the client's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,10 @@ def describe(exception: BaseException) -> ApiError:
             headers = _retry_headers(exception)
             return ApiError(503, str(exception), "server_error", None, "service_unavailable", headers)
         case DeadlineMissed():
-            # The OpenAI client would retry a 504 by itself, with a deadline that is just as short.
-            return ApiError(504, str(exception), "server_error", "timeout", "timeout", {"x-should-retry": "false"})
+            # The OpenAI client would retry it by itself, with a deadline that is just as short.
+            return ApiError(
+                408, str(exception), "invalid_request_error", "timeout", "timeout", {"x-should-retry": "false"}
+            )
         case GenerationFailed():
             return ApiError(500, str(exception), "server_error", None, "generation_failed")
         case HTTPException():

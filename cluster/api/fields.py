@@ -1,4 +1,4 @@
-"""Building blocks of the request schemas: strictness, unions with clean error paths, and fields not built yet."""
+"""Building blocks of the request schemas: strictness, unions with clean error paths, fields without a meaning here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Body(BaseModel):
 
 
 class only:
-    """Accept a field that is not built yet only with a value that changes nothing (or null)."""
+    """Accept a field that clients know and that means nothing here only with a value that changes nothing (or null)."""
 
     def __init__(self, *neutral: Any) -> None:
         self._neutral = neutral
@@ -63,7 +63,7 @@ class only:
         if value is None or value in self._neutral:
             return value
         allowed = " or ".join(repr(n) for n in self._neutral) or "null"
-        raise PydanticCustomError("unsupported", "this is not supported yet, only {allowed} is", {"allowed": allowed})
+        raise PydanticCustomError("unsupported", "only {allowed} is accepted", {"allowed": allowed})
 
 
 def _check_bias(bias: dict[str, Any]) -> dict[str, float]:

@@ -6,7 +6,6 @@ a cap that nobody sees would cut answers short.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,7 +48,7 @@ class GenerationDefaults:
             rule, holds = _RULES[name]
             if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
                 raise ConfigurationError(f"{path}: {name} is {value!r}, but must be {rule}; --generation-config none")
-        return cls(**given)
+        return cls(**given | ({"top_k": int(given["top_k"])} if "top_k" in given else {}))
 
     def own(self) -> Mapping[str, Any]:
         """Those that differ from OpenAI's."""
@@ -57,10 +56,14 @@ class GenerationDefaults:
         return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 
+def _is_top_k(value: float) -> bool:
+    return (isinstance(value, int) or value.is_integer()) and -1 <= value < 2**63
+
+
 _RULES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "temperature": ("from 0 to 2", lambda value: 0 <= value <= 2),
     "top_p": ("above 0 and at most 1", lambda value: 0 < value <= 1),
-    "top_k": ("a whole number, -1 or more", lambda value: value == math.floor(value) and value >= -1),
+    "top_k": ("a whole number of 64 bits, -1 or more", _is_top_k),
     "min_p": ("from 0 to 1", lambda value: 0 <= value <= 1),
     "repetition_penalty": (
         f"above 0 and at most {MAX_REPETITION_PENALTY:g}",

@@ -43,8 +43,9 @@ class MessageParser(Protocol):
 
     def push(self, text: str) -> MessageDelta: ...
 
-    def finish(self) -> MessageDelta:
-        """What was held back: the text is over, by whatever reason."""
+    def finish(self, *, is_cut: bool) -> MessageDelta:
+        """What was held back: the text is over. ``is_cut``: by a limit, so that more would have come; else it ended by
+        itself, or where a stop string said."""
         ...
 
 
@@ -56,5 +57,5 @@ class PlainMessage:
     def push(self, text: str) -> MessageDelta:
         return MessageDelta(content=text)
 
-    def finish(self) -> MessageDelta:
+    def finish(self, *, is_cut: bool) -> MessageDelta:
         return MessageDelta()

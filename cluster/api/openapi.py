@@ -5,7 +5,7 @@ It is made here and not by FastAPI, which would judge bodies by rules of its own
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydantic.json_schema import models_json_schema
 
 from .schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from .service import ServedModel
-from .tokens_endpoints import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
+from .tokens_endpoints import DETOKENIZE, TOKENIZE, TOKENIZER_INFO, DetokenizeRequest, TokenizeRequest
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 _REF = "#/components/schemas/{model}"
@@ -47,10 +47,8 @@ _ERRORS: dict[int, tuple[str, str, str | None, str]] = {
     431: ("The headers have 40000 bytes.", "invalid_request_error", None, "headers_too_large"),
     500: ("The engine failed while it worked on this request.", "server_error", None, "generation_failed"),
     503: ("No worker group can take the request at present.", "server_error", None, "service_unavailable"),
-    504: ("The timeout ran out before the first token.", "server_error", "timeout", "timeout"),
 }
 _OF_BODIES = (400, 401, 404, 408, 413, 415, 429, 431, 500, 503)
-_OF_GENERATIONS = (*_OF_BODIES, 504)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def _generations(model: str) -> list[Endpoint]:
             ChatCompletionRequest,
             {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]},
             'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n',
-            _OF_GENERATIONS,
+            _OF_BODIES,
         ),
         Endpoint(
             "/v1/completions",
@@ -100,7 +98,7 @@ def _generations(model: str) -> list[Endpoint]:
             CompletionRequest,
             {"model": model, "prompt": "The quick brown fox", "max_tokens": 16, "temperature": 0},
             'data: {"object":"text_completion","choices":[{"index":0,"text":" jumps"}]}\n\n',
-            _OF_GENERATIONS,
+            _OF_BODIES,
         ),
         Endpoint(
             "/v1/embeddings",
@@ -109,7 +107,7 @@ def _generations(model: str) -> list[Endpoint]:
             {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.6, -0.8]}], "model": model},
             EmbeddingRequest,
             {"model": model, "input": ["The quick brown fox"]},
-            errors=_OF_GENERATIONS,
+            errors=_OF_BODIES,
         ),
     ]
 
@@ -139,6 +137,12 @@ def _tokens(info: ServedModel) -> list[Endpoint]:
             {"model": info.name, "tokens": [19556, 905]},
             errors=_OF_BODIES,
         ),
+        Endpoint(
+            TOKENIZER_INFO,
+            "get",
+            "What a client needs to know of the tokenizer to use /tokenize in its place.",
+            {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": "{% for m in messages %}…"},
+        ),
     ]
 
 
@@ -149,6 +153,7 @@ def _models(info: ServedModel) -> list[Endpoint]:
         "created": info.created,
         "owned_by": "octavo",
         "max_model_len": info.max_model_len,
+        "sampling_defaults": asdict(info.defaults),
     }
     name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "example": info.name}
     return [
@@ -240,7 +245,7 @@ def _responses(endpoint: Endpoint) -> dict[str, Any]:
     schema = {"type": "object" if endpoint.media_type == JSON else "string"}
     content: dict[str, Any] = {endpoint.media_type: {"schema": schema, "example": endpoint.answer}}
     if endpoint.events is not None:
-        content[EVENTS] = {"schema": {"type": "string"}, "example": endpoint.events}
+        content[EVENTS] = {"example": endpoint.events}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     if endpoint.path == "/ready":
         responses["503"] = {"description": "Not ready.", "content": {JSON: {"schema": schema}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -59,6 +60,7 @@ def add_models(app: FastAPI, info: ServedModel) -> None:
         "created": info.created,
         "owned_by": "octavo",
         "max_model_len": info.max_model_len,
+        "sampling_defaults": asdict(info.defaults),
     }
 
     @app.api_route("/v1/models", methods=GET)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...worker.messages import FinishReason, TokenLogprobs
+from .chat.reasoning import ReasoningTokens
 from .detokenizer import Detokenizer
 from .service import TokenDelta
 from .stop_strings import StopStrings
@@ -42,8 +43,16 @@ class OutputText:
     given once by ``take_tokens``.
     """
 
-    def __init__(self, detokenizer: Detokenizer, ends: Ends, *, keeps_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        ends: Ends,
+        *,
+        keeps_tokens: bool = False,
+        reasoning: ReasoningTokens | None = None,
+    ) -> None:
         self._detokenizer = detokenizer
+        self._reasoning = reasoning
         self._ends = ends
         self._stops = StopStrings(ends.strings, include=ends.include)
         self._tokens: list[OutputToken] | None = [] if keeps_tokens else None
@@ -56,6 +65,11 @@ class OutputText:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         """With ``FinishReason.STOP``: the stop string, or the stop token's id if it is not one of the model's ends."""
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """None where there can be none."""
+        return None if self._reasoning is None else self._reasoning.num_tokens
 
     def push(self, delta: TokenDelta) -> str:
         """The text that can be sent after ``delta``; ``finish_reason`` is set when it is the last."""
@@ -95,7 +109,10 @@ class OutputText:
                 self._tokens.append(OutputToken(token_id, self._num_chars, logprobs))
             if position == stop_position and self._is_hidden_stop(token_id):
                 break
-            text += self._accept(self._detokenizer.push(token_id))
+            piece = self._detokenizer.push(token_id)
+            if self._reasoning is not None:
+                self._reasoning.push(piece)
+            text += self._accept(piece)
             if self.finish_reason is not None:
                 break
         return text

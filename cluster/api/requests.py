@@ -13,11 +13,11 @@ from .answer_options import AnswerOptions
 from .caller import Caller
 from .chat.plan import plan_chat
 from .fields import MAX_CHOICES
+from .grammar.structured import FieldGrammar, StructuredOutputs
 from .output import Ends, OutputText
 from .sampling import PreparedFields, SamplingJudge
 from .schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, GenerationFields, RoutedFields
 from .service import GenerationRequest, RouteWishes, ServedModel
-from .structured import StructuredOutputs
 from .text import TextProcessor
 
 
@@ -38,7 +38,12 @@ class JudgedRequest:
         )
         prompt = generation.prompt_token_ids
         detokenizer = text.detokenizer(prompt, skip_special_tokens=answer.skip_special_tokens)
-        return OutputText(detokenizer, ends, keeps_tokens=answer.tells_tokens)
+        reasoning = None if answer.reasoning_tokens is None else answer.reasoning_tokens()
+        return OutputText(detokenizer, ends, keeps_tokens=answer.tells_tokens, reasoning=reasoning)
+
+
+MAX_PROMPT_LOGPROBS = 2**22
+"""In one answer, in which each choice repeats those of its prompt."""
 
 
 class RequestJudge:
@@ -72,9 +77,12 @@ class RequestJudge:
         plan = await plan_chat(self._text, body, max_tokens=self._prompt_limit(body), answer_grammar=answer_grammar)
         grammar = plan.grammar
         if grammar is not None:
-            grammar = await self._structured.check(grammar, plan.grammar_param)
+            grammar = await self._structured.check(grammar)
         answer = replace(
-            _answer(body), message_parser=plan.message_parser, skip_special_tokens=plan.skip_special_tokens
+            _answer(body),
+            message_parser=plan.message_parser,
+            reasoning_tokens=plan.reasoning_tokens,
+            skip_special_tokens=plan.skip_special_tokens,
         )
         return await self._judge(body, "chatcmpl", [plan.prompt_token_ids], "messages", caller, grammar, answer)
 
@@ -111,9 +119,9 @@ class RequestJudge:
                 param="priority",
             )
 
-    def _prompt_limit(self, body: RoutedFields) -> int:
+    def _prompt_limit(self, body: RoutedFields) -> int | None:
         """Tokens beyond which a prompt need not be tokenized to be refused; one that is cut may be of any length."""
-        return self._model.max_model_len if body.truncate_prompt_tokens is None else 2**62
+        return self._model.max_model_len if body.truncate_prompt_tokens is None else None
 
     async def _token_ids(self, prompt: str | list[int], body: CompletionRequest | EmbeddingRequest) -> list[int]:
         if isinstance(prompt, list):
@@ -129,20 +137,22 @@ class RequestJudge:
         prompts: Sequence[Sequence[int]],
         param: str,
         caller: Caller,
-        grammar: str | None,
+        grammar: FieldGrammar | None,
         answer: AnswerOptions,
     ) -> JudgedRequest:
-        prepared = PreparedFields(await self._text.encode_words(body.bad_words or []), grammar)
-        seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
+        what, whose = (None, None) if grammar is None else (grammar.text, grammar.field)
+        prepared = PreparedFields(await self._text.encode_words(body.bad_words or []), what)
+        answer = replace(answer, grammar_field=whose)
         completion_id = _new_id(prefix)
         generations = tuple(
             replace(
                 self._request(body, caller, f"{completion_id}-{index}", prompt),
-                sampling=self._sampling.sampling(body, prompt, param, seed, prepared),
+                sampling=self._sampling.sampling(body, prompt, param, _seed(body), prepared),
                 num_branches=body.num_choices,
             )
             for index, prompt in enumerate(_cut(prompts, body.truncate_prompt_tokens))
         )
+        _check_num_logprobs(generations, param)
         return JudgedRequest(completion_id, self._model.name, generations, answer)
 
     def _request(self, body: RoutedFields, caller: Caller, request_id: str, prompt: Sequence[int]) -> GenerationRequest:
@@ -168,6 +178,25 @@ _NOTHING_DRAWN = SamplingParams(max_tokens=0, seed=0)
 def _new_id(prefix: str) -> str:
     """The engine's key is always ours: two clients may send the same x-request-id."""
     return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def _seed(body: GenerationFields) -> int:
+    """A new one for each prompt where none is given: equal prompts have different outputs."""
+    return secrets.randbits(64) if body.seed is None else body.seed % 2**64
+
+
+def _check_num_logprobs(generations: Sequence[GenerationRequest], param: str) -> None:
+    count = sum(
+        each.num_branches * len(each.prompt_token_ids) * (each.sampling.num_prompt_logprobs + 1)
+        for each in generations
+        if each.sampling.num_prompt_logprobs is not None
+    )
+    if count > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"The answer would have {count} log-probabilities of the {param}, over all alternatives and choices; at "
+            f"most {MAX_PROMPT_LOGPROBS} are allowed.",
+            param=param,
+        )
 
 
 def _cut(prompts: Sequence[Sequence[int]], num_tokens: int | None) -> Sequence[Sequence[int]]:

@@ -20,6 +20,8 @@ from .run import Run, StartingRun, TextEvent, Usage
 from .text import TextProcessor
 
 DONE = b"data: [DONE]\n\n"
+_LONG_PROMPT = 1024
+"""Tokens from which a prompt is told of in a thread: so many ids take 0.05 ms, their text 0.5 ms."""
 _TEXT = "the text"
 """Stands for a text in a frame."""
 
@@ -45,12 +47,15 @@ class AnswerFormat(ABC):
         self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":['
         owners = [prompt for prompt, each in enumerate(judged.generations) for _ in range(each.num_branches)]
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
+        self._silent = set(range(len(owners)))
+        """Choices of a stream without a chunk so far."""
         self._choices = [self._choice(index, prompt, text) for index, prompt in enumerate(owners)]
 
     def chunks(self, event: TextEvent, usage: Callable[[], Usage]) -> bytes:
         """The events of a stream that say what ``event`` does; ``usage`` is that so far. In one piece: what a write
         costs on its way through Ray Serve is more than what the chunks cost."""
         choice, tail = self._choices[event.choice], self._chunk_tail(usage)
+        self._silent.discard(event.choice)
         if event.finish_reason is None and not event.tokens and choice.is_plain:
             head, rest = self._text_frame(event.choice)
             return b"".join((head, orjson.dumps(event.text), rest, tail))
@@ -79,7 +84,15 @@ class AnswerFormat(ABC):
     @property
     def takes_long(self) -> bool:
         """Shaping the answer may take as long as thousands of tokens do, and is no work for the event loop."""
-        return self._options.num_logprobs is not None or self._options.num_prompt_logprobs is not None
+        options = self._options
+        return options.tells_tokens or options.echo or options.num_prompt_logprobs is not None
+
+    def chunks_take_long(self, event: TextEvent) -> bool:
+        """Likewise for the chunks of one event: the first of a choice may tell all of its prompt."""
+        if event.prompt_logprobs:
+            return True
+        tells_prompt = self._options.return_token_ids or self._options.echo
+        return tells_prompt and event.choice in self._silent and max(map(len, self._prompts)) >= _LONG_PROMPT
 
     def _text_frame(self, choice: int) -> tuple[bytes, bytes]:
         """What is around the text of a chunk with nothing else in it: made once, since nearly all chunks are such."""
@@ -157,16 +170,24 @@ class CompletionFormat(AnswerFormat):
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    return {
+    body: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.reasoning_tokens is not None:
+        body["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return body
 
 
 def _usage_tail(usage: Usage) -> bytes:
     return b',"usage":' + orjson.dumps(usage_body(usage)) + b"}\n\n"
+
+
+async def answer_format(shape: type[AnswerFormat], judged: JudgedRequest, text: TextProcessor) -> AnswerFormat:
+    """A new one; in a thread where prompts may have to be decoded for it."""
+    return await asyncio.to_thread(shape, judged, text) if judged.answer.echo else shape(judged, text)
 
 
 async def whole_answer(run: Run, shape: AnswerFormat) -> bytes:
@@ -191,7 +212,7 @@ async def stream_answer(starting: StartingRun, shape: AnswerFormat, *, request_i
         run = await starting.run()
         async with aclosing(run.events()) as events:
             async for event in events:
-                if event.prompt_logprobs:  # thousands of them come at once
+                if shape.chunks_take_long(event):
                     yield await asyncio.to_thread(shape.chunks, event, run.usage)
                 elif chunks := shape.chunks(event, run.usage):  # else a message's parser waits for more
                     yield chunks

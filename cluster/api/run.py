@@ -44,20 +44,29 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None
+    """Of the completion's; None where there can be none."""
 
 
 class _Fan:
     """One generation and the choices that its branches are."""
 
     def __init__(
-        self, generation: Generation, outputs: list[OutputText], meter: RequestMeter, *, first_index: int
+        self,
+        generation: Generation,
+        outputs: list[OutputText],
+        meter: RequestMeter,
+        *,
+        first_index: int,
+        grammar_field: str | None,
     ) -> None:
-        """``first_index`` is the choice that branch 0 is; the others follow it."""
+        """``first_index`` is the choice that branch 0 is; the others follow it. ``grammar_field``: of AnswerOptions."""
         self.generation = generation
         self.outputs = outputs
         self.embedding: bytes | None = None
         self._meter = meter
         self._first_index = first_index
+        self._grammar_field = grammar_field
         self._running = set(range(len(outputs)))
         """Branches that the engine works on, as far as we know."""
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -73,10 +82,11 @@ class _Fan:
                     continue  # tokens that were on their way when a stop string ended the branch
                 if (event := self._take(delta)) is None:
                     continue
-                yield event
                 if event.finish_reason is not None and not self._running:
-                    self._meter.end(event.finish_reason)
+                    self._meter.end(event.finish_reason)  # before a client can leave with its last event
+                    yield event
                     return
+                yield event
             raise GenerationFailed("The generation stopped without giving a reason.")
         except Exception:
             self._meter.end(FinishReason.ERROR)
@@ -127,7 +137,7 @@ class _Fan:
         """Ends that are no answer. A timeout is one if there is output: the client has set that limit itself."""
         match self.outputs[delta.branch].finish_reason:
             case FinishReason.ERROR if delta.param is not None:
-                raise InvalidRequest(delta.error or "", param=delta.param, code=delta.code)
+                raise InvalidRequest(delta.error or "", param=self._asked_by(delta.param), code=delta.code)
             case FinishReason.ERROR:
                 raise GenerationFailed(delta.error or "The engine failed while it worked on this request.")
             case FinishReason.ABORT:
@@ -139,6 +149,10 @@ class _Fan:
             case FinishReason.TIMEOUT if not any(output.num_tokens for output in self.outputs):
                 self._meter.end(FinishReason.TIMEOUT)
                 raise DeadlineMissed("The request's timeout ran out before its first token.")
+
+    def _asked_by(self, param: str) -> str:
+        """The request's field for one of SamplingParams: a grammar comes from several, and has none of its own name."""
+        return self._grammar_field or param if param == "grammar" else param
 
 
 class Run:
@@ -172,7 +186,8 @@ class Run:
         for request, generation, meter in zip(judged.generations, generations, meters, strict=True):
             meter.placed(generation.route.expected_ttft_s)
             outputs = [judged.output_text(text, request) for _ in range(request.num_branches)]
-            fans.append(_Fan(generation, outputs, meter, first_index=first_index))
+            field = judged.answer.grammar_field
+            fans.append(_Fan(generation, outputs, meter, first_index=first_index, grammar_field=field))
             first_index += request.num_branches
         return cls(judged, fans)
 
@@ -188,10 +203,12 @@ class Run:
     def usage(self) -> Usage:
         """A prompt counts once, whatever the number of its choices."""
         outputs = [output for fan in self._fans for output in fan.outputs]
+        reasoning = [num for output in outputs if (num := output.num_reasoning_tokens) is not None]
         return Usage(
             sum(len(generation.prompt_token_ids) for generation in self._judged.generations),
             sum(output.num_tokens for output in outputs),
             sum(output.num_cached_tokens for output in outputs),
+            sum(reasoning) if reasoning else None,
         )
 
     def embeddings(self) -> list[bytes]:

@@ -12,9 +12,6 @@ from .beams import with_beam_search
 from .schemas import GenerationFields
 from .service import ServedModel
 
-MAX_PROMPT_LOGPROBS = 2**22
-"""Of one prompt, over all choices: each repeats them."""
-
 
 @dataclass(frozen=True, slots=True)
 class PreparedFields:
@@ -37,7 +34,7 @@ class SamplingJudge:
     ) -> SamplingParams:
         """For one of the request's prompts, which came in the field ``param``."""
         self.check_token_ids(prompt, param)
-        max_tokens = self._max_tokens(body, len(prompt), param)
+        max_tokens = self._max_tokens(body, len(prompt), param, prepared)
         defaults = self._model.defaults
         top_k = _or(body.top_k, defaults.top_k)
         sampling = SamplingParams(
@@ -57,7 +54,7 @@ class SamplingJudge:
             bad_words=prepared.bad_words,
             grammar=prepared.grammar,
             num_logprobs=self._num_logprobs(body),
-            num_prompt_logprobs=self._num_prompt_logprobs(body, len(prompt), max_tokens),
+            num_prompt_logprobs=self._num_prompt_logprobs(body, max_tokens),
         )
         _check_something_is_left(sampling)
         return with_beam_search(sampling, body, self._model.max_num_seqs)
@@ -82,12 +79,12 @@ class SamplingJudge:
             message = f"Token id {bad} in {param} is not in the vocabulary: ids are 0 to {size - 1}."
             raise InvalidRequest(message, param=param)
 
-    def _max_tokens(self, body: GenerationFields, num_prompt_tokens: int, param: str) -> int:
+    def _max_tokens(self, body: GenerationFields, num_prompt_tokens: int, param: str, prepared: PreparedFields) -> int:
         """The bound that the request names, or all that the context and the operator's limit leave."""
         limit, cap = self._model.max_model_len, self._model.max_output_tokens
         field, requested = body.output_limit()
         if requested == 0:
-            _check_nothing_to_generate(body, field)
+            _check_nothing_to_generate(body, field, prepared)
         if cap is not None and requested is not None and requested > cap:
             raise InvalidRequest(
                 f"{field} is {requested}, but this server generates at most {cap} tokens for a choice.", param=field
@@ -144,19 +141,12 @@ class SamplingJudge:
             self._check_num_logprobs(body.num_logprobs, body.logprobs_field)
         return body.num_logprobs
 
-    def _num_prompt_logprobs(self, body: GenerationFields, num_prompt_tokens: int, max_tokens: int) -> int | None:
+    def _num_prompt_logprobs(self, body: GenerationFields, max_tokens: int) -> int | None:
         """Also those that an echo shows; and a prompt that is judged alone needs a reason to be computed."""
         if body.prompt_logprobs is not None:
             self._check_num_logprobs(body.prompt_logprobs, "prompt_logprobs")
         wanted = [body.prompt_logprobs, body.num_logprobs if body.wants_echo else None, None if max_tokens else 0]
-        number = max((number for number in wanted if number is not None), default=None)
-        if number is not None and (count := body.num_choices * num_prompt_tokens * (number + 1)) > MAX_PROMPT_LOGPROBS:
-            raise InvalidRequest(
-                f"n is {body.num_choices}: with {num_prompt_tokens} prompt tokens and {number} alternatives for each "
-                f"the answer has {count} log-probabilities of the prompt, at most {MAX_PROMPT_LOGPROBS} are allowed.",
-                param="n" if body.num_choices > 1 else "prompt",
-            )
-        return number
+        return max((number for number in wanted if number is not None), default=None)
 
     def _check_num_logprobs(self, number: int, field: str) -> None:
         limit = self._model.max_logprobs
@@ -174,7 +164,10 @@ def _or(value: N | None, default: N) -> N:
     return default if value is None else value
 
 
-def _check_nothing_to_generate(body: GenerationFields, field: str) -> None:
+def _check_nothing_to_generate(body: GenerationFields, field: str, prepared: PreparedFields) -> None:
+    if prepared.grammar is not None:
+        message = f"{field} is 0, but the output has to follow a format: there is none."
+        raise InvalidRequest(message, param=field)
     if not body.wants_echo and body.prompt_logprobs is None:
         raise InvalidRequest(
             f"{field} is 0, but nothing would be answered: only with echo or prompt_logprobs it can be 0.", param=field

@@ -1,21 +1,34 @@
-"""The bodies of ``/v1/chat/completions`` and ``/v1/completions``: which fields there are and what each may hold.
+"""The bodies of ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/embeddings``: which fields there are and what
+each may hold.
 
 A field is honoured or refused by name, never ignored. ``null`` is always the same as leaving a field out. A field that
-OpenAI or vLLM knows and that is not built yet is accepted with the values of the last column, which change nothing.
+OpenAI or vLLM knows and that means nothing here is accepted with the values of the last column, which change nothing.
 ``caller.py`` has the headers.
 
 | field | honoured | accepted because it changes nothing |
 |---|---|---|
-| model, messages, prompt | yes; up to 64 prompts | |
+| model; messages, prompt, input | yes; up to 64 prompts or inputs | |
 | n 1..128 | yes; choice i · n + k is output k of prompt i, at most 1,024 choices; one prefill for each prompt | |
 | best_of | | n: the number of outputs is that of choices, as in OpenAI's present API |
 | use_beam_search, beam_width 1..64 | yes; the latter is Octavo's own, and n by default; see ``beams.py`` | |
 | length_penalty -10..10, early_stopping | yes, with beam search | 1, false (without beam search) |
-| temperature 0..2, top_p (0, 1], top_k | yes; 1.0, 1.0 and off by default; top_k 0 and -1 mean off, as in vLLM | |
+| temperature 0..2, top_p (0, 1], top_k, min_p 0..1 | yes; defaults by ``generation_defaults.py``; top_k 0, -1: off | |
+| presence_penalty, frequency_penalty -2..2, repetition_penalty (0, 100] | yes | |
+| logit_bias, allowed_token_ids, bad_words | yes; up to 4,096 biases of -100..100, 256 words | |
 | max_tokens, max_completion_tokens | yes; the latter wins; by default what the context and the server's limit leave | |
-| min_tokens, seed (int64), stop_token_ids, ignore_eos | yes | |
-| stop | yes; up to 16, each of 1 to 1,000 characters | |
-| stream, stream_options.include_usage | yes; stream_options only with stream, as at OpenAI | |
+| max_tokens 0 | yes, with echo or prompt_logprobs | |
+| min_tokens, seed (int64), stop_token_ids, ignore_eos | yes; the first and the last not with a format | |
+| stop, include_stop_str_in_output | yes; up to 16, each of 1 to 1,000 characters | |
+| skip_special_tokens | yes | |
+| spaces_between_special_tokens | | either value: tokenizers of this kind put none |
+| logprobs, top_logprobs, prompt_logprobs | yes; up to ``--max-logprobs`` alternatives | |
+| echo | in completions | chat: false |
+| return_token_ids, return_tokens_as_token_ids | yes, as in vLLM | |
+| truncate_prompt_tokens | yes; the last so many tokens of each prompt | |
+| response_format, structured_outputs, guided_json, guided_regex, … | yes, one of them; see ``grammar/`` | |
+| tools, tool_choice, parallel_tool_calls | yes; see ``chat_messages.py`` | |
+| functions, function_call | the older words for tools | [], "none", "auto" |
+| stream, stream_options.include_usage, continuous_usage_stats | yes; stream_options only with stream, as at OpenAI | |
 | priority (int64) | yes, before the header; lower is served first; only 0 with ``--scheduling-policy fcfs`` | |
 | cache_salt | yes, as in vLLM | |
 | timeout | yes; seconds for all; what there is by then is the answer, with finish_reason "timeout" | |
@@ -23,28 +36,22 @@ OpenAI or vLLM knows and that is not built yet is accepted with the values of th
 | cache_prompt | yes, llama.cpp's name; false: the prefix cache is not used for this request | |
 | session_id | yes, after the header; then prompt_cache_key, OpenAI's word for it, then user | |
 | user | yes: the tenant, after the header, else the API key; safety_identifier is its newer name | |
-| messages[].name | yes: handed to the chat template | |
-| presence_penalty, frequency_penalty | | 0 |
-| repetition_penalty, min_p | | 1, 0 |
-| logit_bias, bad_words | | {}, [] |
-| logprobs, top_logprobs, prompt_logprobs | | false (chat), 0 (top_logprobs) |
-| echo, return_token_ids, … | | false |
-| response_format | | {"type": "text"} |
-| tools, functions, documents | | [] |
-| tool_choice, function_call | | "none", and "auto", which is the same without tools |
-| parallel_tool_calls | | either value: there are no tools |
+| messages[].name, tool_calls, tool_call_id, reasoning_content | yes: handed to the chat template | |
+| add_generation_prompt, continue_final_message | yes | |
+| documents, chat_template_kwargs | yes, if the template reads them | |
+| chat_template | with ``--trust-request-chat-template``: a template is a program | |
+| reasoning_effort | where the template has a variable for it | "none" |
+| include_reasoning | yes | |
+| add_special_tokens | yes, in completions and embeddings | chat: false |
+| encoding_format, pooling (embeddings) | yes; float or base64, last or mean | |
 | store | | false |
 | metadata | | {}: OpenAI takes it only with store |
 | service_tier | | "auto", "default" |
-| reasoning_effort | | "none" |
 | verbosity | | "medium", OpenAI's default |
 | modalities | | ["text"] |
 | prompt_cache_retention | | "in_memory" |
-| add_generation_prompt, continue_final_message | | true, false |
-| add_special_tokens | | chat: false, completions: true |
-| skip_special_tokens, spaces_between_special_tokens, detokenize, include_reasoning | | true |
-| chat_template, chat_template_kwargs | never from a request: a template is a program | {} (kwargs) |
-| audio, prediction, web_search_options, suffix, structured_outputs, allowed_token_ids, … | | null only |
+| detokenize | | true |
+| audio, prediction, web_search_options, suffix, dimensions, logits_processors, … | | null only |
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ class TextProcessor:
         self._max_token_chars = _max_token_chars(self._backend)
         self._chats = ChatPrompts(_template_source(tokenizer), options)
         self.template_support = self._chats.support
+        self.tokenizer_info = _tokenizer_info(tokenizer)
         added = self._backend.get_added_tokens_decoder()
         self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
         """Tokens that are no text: name → id."""
@@ -90,14 +91,7 @@ class TextProcessor:
         Raises ConfigurationError for a folder without a readable tokenizer.json, for a template with a syntax error,
         and for options that do not fit the template.
         """
-        if not (model_dir / "tokenizer.json").is_file():
-            raise ConfigurationError(f"model folder {model_dir}: there is no tokenizer.json")
-        try:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(model_dir, local_files_only=True)
-        except Exception as error:
-            raise ConfigurationError(f"model folder {model_dir}: the tokenizer cannot be read: {error}") from error
-        if chat_template is not None:
-            tokenizer.chat_template = chat_template
+        tokenizer = _read_tokenizer(model_dir, chat_template)
         return cls(model_dir, tokenizer, _model_tokens(model_dir, tokenizer), options=options, num_threads=num_threads)
 
     def close(self) -> None:
@@ -109,7 +103,7 @@ class TextProcessor:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        max_tokens: int,
+        max_tokens: int | None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -135,7 +129,7 @@ class TextProcessor:
         )
         return (await self.chat_prompt(chat, max_tokens=max_tokens, chat_template=chat_template)).token_ids
 
-    async def chat_prompt(self, chat: Chat, *, max_tokens: int, chat_template: str | None = None) -> ChatPrompt:
+    async def chat_prompt(self, chat: Chat, *, max_tokens: int | None, chat_template: str | None = None) -> ChatPrompt:
         """Raises InvalidRequest when there is no template or it rejects the conversation, ContextLengthExceeded when
         the prompt is certainly longer than ``max_tokens``."""
         if chat_template is None:
@@ -145,7 +139,7 @@ class TextProcessor:
             text = await loop.run_in_executor(self._untrusted, self._chats.text_by, chat_template, chat)
         return ChatPrompt(text, await self.encode(text, max_tokens=max_tokens, special_tokens=False))
 
-    async def encode(self, text: str, *, max_tokens: int, special_tokens: bool = True) -> list[int]:
+    async def encode(self, text: str, *, max_tokens: int | None, special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer adds; errors as ``chat_prompt``."""
         return await self.in_thread(lambda: self._encode(text, max_tokens, special_tokens=special_tokens))
 
@@ -176,7 +170,7 @@ class TextProcessor:
         """What ``work`` gives; it is done in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _encode(self, text: str, max_tokens: int, *, special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, max_tokens: int | None, *, special_tokens: bool) -> list[int]:
         self._check_length(text, max_tokens)
         # For a batch, even of one, the tokenizer lets go of the GIL: 200 kB would stop the event loop for 0.1 s.
         token_ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)[0].ids
@@ -185,15 +179,38 @@ class TextProcessor:
             return token_ids[1:]  # the text brought its own
         return token_ids
 
-    def _check_length(self, text: str, max_tokens: int) -> None:
+    def _check_length(self, text: str, max_tokens: int | None) -> None:
         """Refuse what no tokenization can make short enough, before spending seconds on it."""
-        if self._max_token_chars is None or len(text) <= max_tokens * self._max_token_chars:
+        if max_tokens is None or self._max_token_chars is None or len(text) <= max_tokens * self._max_token_chars:
             return
         at_least = len(text) // self._max_token_chars
         raise ContextLengthExceeded(
             f"This model's maximum context length is {max_tokens} tokens, but the prompt of {len(text)} characters "
             f"has at least {at_least} tokens."
         )
+
+
+def _tokenizer_info(tokenizer: Any) -> Mapping[str, Any]:
+    """Of a name that the tokenizer has no token for, null."""
+    roles = ("bos_token", "eos_token", "pad_token", "unk_token")
+    return {role: getattr(tokenizer, role) for role in roles} | {"chat_template": tokenizer.chat_template}
+
+
+def template_source(model_dir: Path, chat_template: str | None) -> TemplateSource | None:
+    """What ``TextProcessor.load`` takes for the template. Raises ConfigurationError."""
+    return _template_source(_read_tokenizer(model_dir, chat_template))
+
+
+def _read_tokenizer(model_dir: Path, chat_template: str | None) -> Any:
+    if not (model_dir / "tokenizer.json").is_file():
+        raise ConfigurationError(f"model folder {model_dir}: there is no tokenizer.json")
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(model_dir, local_files_only=True)
+    except Exception as error:
+        raise ConfigurationError(f"model folder {model_dir}: the tokenizer cannot be read: {error}") from error
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    return tokenizer
 
 
 def _template_source(tokenizer: Any) -> TemplateSource | None:

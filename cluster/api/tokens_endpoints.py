@@ -8,6 +8,7 @@
 | return_token_strs | each token as text too, with replacement characters where it is none by itself |
 | tools, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs | of a chat, as there |
 
+``GET /tokenizer_info`` tells clients such as lm-evaluation-harness that they can use the two as their tokenizer.
 ``/detokenize`` takes ``tokens`` and gives ``prompt``, special tokens by their names. The context's length is no limit.
 """
 
@@ -27,12 +28,13 @@ from .chat_messages import ChatMessage, Tools
 from .fields import MAX_TEMPLATE_CHARS, Body, Identifier, only
 from .http import until_disconnect
 from .judging import Judging
+from .operations import GET, json_response
 from .requests import RequestJudge, check_model
 from .schemas import ChatCompletionRequest
+from .text import TextProcessor
 
-TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+TOKENIZE, DETOKENIZE, TOKENIZER_INFO = "/tokenize", "/detokenize", "/tokenizer_info"
 
-_NO_LIMIT = 2**62
 _OF_CHATS = (
     "tools",
     "add_generation_prompt",
@@ -65,7 +67,12 @@ class DetokenizeRequest(Body):
     tokens: list[int]
 
 
-def add_tokens_endpoints(app: FastAPI, bodies: Bodies) -> None:
+def add_tokens_endpoints(app: FastAPI, bodies: Bodies, text: TextProcessor) -> None:
+    @app.api_route(TOKENIZER_INFO, methods=GET)
+    async def tokenizer_info() -> Response:
+        """As vLLM's: the special tokens by their roles, and the chat template."""
+        return json_response(dict(text.tokenizer_info))
+
     def endpoint(judging: Judging[bytes]) -> Any:
         async def answer(request: Request) -> Response:
             raw = await bodies.read(request)
@@ -88,7 +95,7 @@ async def tokenize(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) 
     if body.prompt is not None:
         _check_text(body)
         special_tokens = body.add_special_tokens is not False
-        token_ids = await judge.text.encode(body.prompt, max_tokens=_NO_LIMIT, special_tokens=special_tokens)
+        token_ids = await judge.text.encode(body.prompt, max_tokens=None, special_tokens=special_tokens)
     else:
         token_ids = await _chat_token_ids(judge, body, content)
     answer = {"count": len(token_ids), "max_model_len": judge.model.max_model_len, "tokens": token_ids}
@@ -109,7 +116,7 @@ async def _chat_token_ids(judge: RequestJudge, body: TokenizeRequest, content: d
         raise InvalidRequest(message, param="add_special_tokens")
     fields = {name: content[name] for name in ("messages", *_OF_CHATS) if name in content}
     chat = ChatCompletionRequest.model_validate({"model": judge.model.name, **fields})
-    plan = await plan_chat(judge.text, chat, max_tokens=_NO_LIMIT)
+    plan = await plan_chat(judge.text, chat, max_tokens=None)
     return list(plan.prompt_token_ids)
 
 

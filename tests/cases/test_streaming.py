@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2 as httpx
-import orjson
 import pytest
 from api_calls import COMPLETION, Answer, chat, complete
 from serve_process import ServeProcess, wait_until
@@ -170,19 +167,3 @@ def test_case_bug_035_a_connection_serves_the_next_stream(cluster: ServeProcess)
             body = {"model": cluster.model, "prompt": f"Again {number}", "max_tokens": 3, "stream": True}
             text = http.post(COMPLETION, json=body).text
             assert text.endswith("data: [DONE]\n\n")
-
-
-def test_a_stream_is_not_held_up_by_nagle(cluster: ServeProcess) -> None:
-    """The client's own socket delays its acknowledgements, as by default."""
-    url = urlsplit(cluster.url)
-    body = orjson.dumps({"model": cluster.model, "prompt": "a", "max_tokens": 2, "stream": True})
-    request = (
-        f"POST {COMPLETION} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    with socket.create_connection((url.hostname, url.port), timeout=60) as connection:
-        connection.sendall(request.encode() + body)
-        received = b""
-        while part := connection.recv(65536):
-            received += part
-    assert b"data: [DONE]" in received

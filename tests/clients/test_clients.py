@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ServeProcess]:
-    server = ServeProcess("--max-model-len", "2048")
+    server = ServeProcess("--max-model-len", "2048", "--max-output-tokens", "64")
     yield server
     server.stop()
 
@@ -57,7 +57,7 @@ def test_lm_evaluation_harness(cluster: ServeProcess, kind: str) -> None:
         assert len(values) == 40
         assert all(value < 0 for value in values)
     else:
-        assert all(sample[0][0].strip() for sample in report["outputs"])
+        assert sum(bool(sample[0][0].strip()) for sample in report["outputs"]) >= 10  # some begin with a stop string
 
 
 def test_langchain(cluster: ServeProcess) -> None:
@@ -69,7 +69,7 @@ def test_langchain(cluster: ServeProcess) -> None:
     assert report["tool_call"]["name"] == "get_weather"
     assert set(report["tool_call"]["args"]) == {"city"}
     assert report["finish_reason"] == "tool_calls"
-    assert report["num_logprobs"] > 0
+    assert report["num_logprobs"] == report["usage"]
 
 
 def test_schemathesis(cluster: ServeProcess) -> None:
@@ -82,7 +82,20 @@ def test_schemathesis(cluster: ServeProcess) -> None:
                 "--checks",
                 "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
             ),
-            *("--max-examples", "15", "--seed", "1", "--request-timeout", "60", "--generation-database", "none"),
+            *(
+                "--phases",
+                "examples,coverage,fuzzing",
+                "--max-examples",
+                "4",
+                "--workers",
+                "4",
+                "--seed",
+                "1",
+                "--request-timeout",
+                "60",
+                "--generation-database",
+                "none",
+            ),
         ],
         capture_output=True,
         text=True,

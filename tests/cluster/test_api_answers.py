@@ -278,7 +278,7 @@ async def test_a_timeout_without_output_is_an_error_that_is_not_retried(
 ) -> None:
     service.script = lambda _: [TokenDelta((), FinishReason.TIMEOUT)]
     answer = await client.post("/v1/chat/completions", json=CHAT)
-    assert (answer.status_code, answer.headers["x-should-retry"]) == (504, "false")
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (408, "false")
 
 
 # ---- what the cluster is asked for ----

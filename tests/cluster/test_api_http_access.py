@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -97,9 +98,9 @@ class Clock:
 
 def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     file, clock = tmp_path / "keys", Clock()
-    file.write_text("one # of alice\n\n# nobody\n")
+    file.write_text("one # of alice\n\n# nobody\nse#cret\n")
     keys = ApiKeys([], file, clock=clock)
-    assert keys.accept("one")
+    assert [keys.accept(key) for key in ("one", "se#cret", "se")] == [True, True, False]
     file.write_text(f"two\n{key_digest('three')}\n")
     assert not keys.accept("two"), "it is looked at once a second at the most"
     clock.now += LOOK_S
@@ -122,6 +123,23 @@ def test_a_file_that_cannot_be_read_leaves_the_keys(tmp_path: Path, caplog: pyte
     file.write_text("")
     clock.now += LOOK_S
     assert [keys.accept(key) for key in ("one", "own", "")] == [False, True, False], "an empty one takes its keys back"
+
+
+def test_a_file_that_could_not_be_read_once_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, clock = tmp_path / "keys", Clock()
+    file.write_text("one\n")
+    keys = ApiKeys([], file, clock=clock)
+    file.write_text("another\n")
+    clock.now += LOOK_S
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", Mock(side_effect=OSError("not now")))
+        assert keys.accept("one")
+    clock.now += LOOK_S
+    assert [keys.accept(key) for key in ("one", "another")] == [False, True]
+
+
+def test_the_digest_of_a_key_is_no_key() -> None:
+    assert not ApiKeys([key_digest("good")]).accept(key_digest("good"))
 
 
 @pytest.mark.parametrize("content", [None, "", "# none\n", "se cret\n"])

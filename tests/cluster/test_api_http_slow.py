@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -149,6 +151,13 @@ def test_send_buffers_of_a_port_are_limited_before_and_after_a_connection_comes(
                 sizes = {line.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for line in (listener, early, late)}
         assert sizes == {2 * SEND_BUFFER_BYTES}
         assert other.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) not in sizes
+
+
+def test_other_descriptors_are_left_alone() -> None:
+    with Path(__file__).open():
+        before = len(os.listdir("/proc/self/fd"))
+        assert limit_send_buffers(1) == 0
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 # ---- what gathers while a client is slow ----

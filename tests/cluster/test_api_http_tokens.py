@@ -7,6 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from octavo.cluster.api.text import TextProcessor
+
 MESSAGES = [{"role": "user", "content": "How are you?"}]
 TURNS = [*MESSAGES, {"role": "assistant", "content": "I am"}]
 
@@ -38,6 +40,14 @@ async def test_a_chat_has_the_tokens_of_its_completion(
 async def test_the_context_is_no_limit(client: httpx2.AsyncClient) -> None:
     answer = await client.post("/tokenize", json={"prompt": "word " * 1_000})
     assert answer.json()["count"] > 256
+
+
+async def test_what_the_tokenizer_is(client: httpx2.AsyncClient, text: TextProcessor) -> None:
+    info = (await client.get("/tokenizer_info")).json()
+    assert info["chat_template"].startswith("{%")
+    roles = {role: info[f"{role}_token"] for role in ("bos", "eos", "pad", "unk")}
+    assert set(roles.values()) <= {*text.special_tokens, None}
+    assert text.special_tokens[roles["eos"]] in text.eos_token_ids
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx2
@@ -12,10 +13,14 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.cluster.api.metrics import merge_metrics
-from octavo.cluster.api.service import TokenDelta
+from octavo.cluster.api.answer_options import AnswerOptions
+from octavo.cluster.api.metrics import GatewayMetrics, merge_metrics
+from octavo.cluster.api.requests import JudgedRequest
+from octavo.cluster.api.run import Run
+from octavo.cluster.api.service import GenerationRequest, TokenDelta
+from octavo.cluster.api.text import TextProcessor
 from octavo.worker.errors import Overloaded
-from octavo.worker.messages import FinishReason
+from octavo.worker.messages import FinishReason, SamplingParams
 
 PROMPT = {"model": "smollm2", "prompt": "The quick brown fox"}
 
@@ -45,6 +50,22 @@ async def test_what_a_request_leaves_behind(client: httpx2.AsyncClient) -> None:
     assert await value(client, "octavo_request_success_total", finished_reason="stop") == 2
     assert await value(client, "octavo_http_requests_total", path="/v1/completions", status="200") == 2
     assert await value(client, "octavo_gateway_requests_in_flight") == 0
+
+
+async def test_case_bug_108_a_client_that_leaves_with_the_last_event_was_answered(
+    service: Any, text: TextProcessor
+) -> None:
+    service.script = lambda _: [TokenDelta((500,)), TokenDelta((501,), FinishReason.LENGTH)]
+    metrics = GatewayMetrics("smollm2", "alone")
+    request = GenerationRequest("r", "smollm2", (5, 6, 7), SamplingParams(max_tokens=2, seed=0))
+    judged = JudgedRequest("cmpl-1", "smollm2", (request,), AnswerOptions())
+    events = (await Run.start(judged, service, text, metrics, time.perf_counter())).events()
+    while (await anext(events)).finish_reason is None:
+        pass
+    await events.aclose()
+    found = samples(metrics.text())
+    ends = {key[1][1]: n for key, n in found.items() if key[0] == "octavo_request_success_total" and n}
+    assert ends == {"length": 1}
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.TIMEOUT, FinishReason.LENGTH])

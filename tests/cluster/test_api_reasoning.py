@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.cluster.api.chat.reasoning import Thinking, ThinkParser, thinking_after, thinking_within
+from octavo.cluster.api.chat.marks import Marks
+from octavo.cluster.api.chat.reasoning import (
+    ReasoningTokens,
+    Thinking,
+    ThinkParser,
+    thinking_after,
+    thinking_within,
+)
 from octavo.cluster.api.message import MessageDelta, PlainMessage
 
 
@@ -15,7 +22,7 @@ def split(*pieces: str, is_open: bool = False, show: bool = True) -> tuple[str, 
     parser, total = ThinkParser(PlainMessage(), is_open=is_open, show=show), MessageDelta()
     for piece in pieces:
         total += parser.push(piece)
-    total += parser.finish()
+    total += parser.finish(is_cut=False)
     return total.reasoning, total.content
 
 
@@ -60,6 +67,25 @@ def test_text_that_can_be_sent_is_not_held_back() -> None:
     parser = ThinkParser(PlainMessage(), is_open=True)
     assert parser.push("Hm, </").reasoning == "Hm,"
     assert parser.push("b").reasoning == " </b"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_open", "expected"),
+    [
+        (["<think>", "Hm", ".", "</think>", "\n", "4"], False, 4),
+        (["\n", "<", "think", ">Hm", "</th", "ink>4", "!"], False, 6),
+        (["Hm", "", "</think>", "4"], True, 3),
+        (["<|s|>", "<think>", "Hm"], False, 3),
+        (["</think>", "4"], True, 1),
+        (["4", "<think>"], False, 0),
+        (["<", "thin"], False, 0),
+    ],
+)
+def test_reasoning_tokens_end_with_the_one_that_ends_reasoning(tokens: list[str], is_open: bool, expected: int) -> None:
+    count = ReasoningTokens(is_open=is_open, hidden=Marks(["<|s|>"]))
+    for token in tokens:
+        count.push(token)
+    assert count.num_tokens == expected
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -123,13 +124,21 @@ def test_case_bug_053_the_models_defaults_can_be_switched_off_or_replaced(tmp_pa
     }
 
 
+def test_a_whole_number_may_be_written_as_a_float(tmp_path: Path) -> None:
+    top_k = GenerationDefaults.load("auto", folder_with(tmp_path, {"top_k": 50.0})).top_k
+    assert (top_k, type(top_k)) == (50, int)
+
+
 def test_a_model_without_defaults_has_those_of_openai(tmp_path: Path) -> None:
     assert GenerationDefaults.load("auto", tmp_path) == GenerationDefaults()
     with pytest.raises(ConfigurationError, match="--generation-config"):
         GenerationDefaults.load(str(tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", 9), ("top_p", 0), ("top_k", 2.5), ("min_p", "x")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", 9), ("top_p", 0), ("top_k", 2.5), ("top_k", math.inf), ("top_k", 2**63), ("min_p", "x")],
+)
 def test_defaults_that_no_request_could_have_are_named(tmp_path: Path, name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} is {value!r}"):
         GenerationDefaults.load("auto", folder_with(tmp_path, {name: value}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -13,6 +14,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from octavo.cluster.api.answer_options import AnswerOptions
+from octavo.cluster.api.chat.reasoning import ReasoningTokens
 from octavo.cluster.api.message import MessageDelta, ToolCallDelta
 from octavo.cluster.api.metrics import GatewayMetrics
 from octavo.cluster.api.requests import JudgedRequest
@@ -38,7 +40,7 @@ class Brackets:
         text, self._held = (self._held + text)[:-1], (self._held + text)[-1:]
         return self._take(text)
 
-    def finish(self) -> MessageDelta:
+    def finish(self, *, is_cut: bool) -> MessageDelta:
         return self._take(self._held)
 
     def _take(self, text: str) -> MessageDelta:
@@ -148,6 +150,21 @@ async def test_case_bug_063_finish_reasons_of_calls(
     assert whole["choices"][0]["finish_reason"] == expected
     assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + [expected]
     assert ("tool_calls" in whole["choices"][0]["message"]) == (said != "none")
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2, 3), (99,)])
+async def test_reasoning_tokens_are_counted_however_tokens_travel(
+    answers: Answers, text: TextProcessor, sizes: Sequence[int]
+) -> None:
+    said = "<think>Hm, so.</think>Four"
+    ids = text._backend.encode(said).ids
+    num = next(num for num in range(len(ids)) if "</think>" in text.decode(ids[:num]))
+    counted = {"reasoning_tokens": partial(ReasoningTokens, is_open=False), "include_usage": True}
+    whole, chunks = await answers(said, sizes=sizes, **counted)
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": num}
+    assert chunks[-1]["usage"] == whole["usage"]
+    whole, _ = await answers(said)
+    assert "completion_tokens_details" not in whole["usage"]
 
 
 async def test_a_stop_string_is_looked_for_before_the_message_is_taken_apart(answers: Answers) -> None:

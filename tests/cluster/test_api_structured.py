@@ -19,7 +19,10 @@ from pydantic import BaseModel, Field, ValidationError
 from tokenizers import Tokenizer
 
 from octavo.cluster.api.errors import describe
-from octavo.cluster.api.structured import StructuredOutputs
+from octavo.cluster.api.grammar import json_schema
+from octavo.cluster.api.grammar.json_schema import check_schema
+from octavo.cluster.api.grammar.lark import lark_of
+from octavo.cluster.api.grammar.structured import FieldGrammar, StructuredOutputs
 from octavo.worker.errors import InvalidRequest
 from octavo.worker.grammar import GrammarCompiler
 
@@ -36,8 +39,6 @@ class Fields:
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    use_beam_search: bool | None = None
-    ignore_eos: bool | None = None
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ class Judged:
         """Whether it is a complete output."""
         grammar = await self.structured.grammar(Fields(**fields))
         assert grammar is not None
-        matcher = self.compiler.matcher(grammar, (STOP,))
+        matcher = self.compiler.matcher(grammar.text, (STOP,))
         for token_id in self.tokenizer.encode(text, add_special_tokens=False).ids:
             if matcher.error is None:
                 matcher.accept(token_id)
@@ -194,6 +195,8 @@ IN_SCHEMA = "response_format.json_schema.schema"
         ),
         ({"guided_grammar": "start: x\nx: x\n"}, "guided_grammar"),
         ({"guided_grammar": "start: x\nx[temperature=0.5]: /a*/\n"}, "guided_grammar"),
+        ({"guided_grammar": 'start: x\nx[suffix="]", stop="b"]: /a*/\n'}, "guided_grammar"),
+        ({"guided_grammar": "start: /a/ " + '%json {"type": "null"} ' * 101}, "guided_grammar"),
         ({"guided_grammar": "start: /a/{6000}"}, "guided_grammar"),
         ({"guided_grammar": "start: /(a{1000}){1000}/"}, "guided_grammar"),
         ({"guided_grammar": "start: A\nA: B{1000}\nB: C{1000}\nC: /x/{1000}\n"}, "guided_grammar"),
@@ -205,8 +208,6 @@ IN_SCHEMA = "response_format.json_schema.schema"
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
-        ({"guided_regex": "a", "use_beam_search": True}, "use_beam_search"),
-        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     ],
 )
 async def test_case_bug_060_what_cannot_be_followed_is_refused_by_name(
@@ -216,6 +217,51 @@ async def test_case_bug_060_what_cannot_be_followed_is_refused_by_name(
         await structured.grammar(Fields(**fields))
     error = describe(refusal.value)
     assert (error.status, error.param) == (400, param)
+
+
+@pytest.mark.parametrize("part", ["[", "/[", "<[", '"', '\\"', "\\/", "\n", "{ 1", "stop ", "/[[:a", "/a/ "])
+def test_a_long_grammar_is_looked_through_once(part: str) -> None:
+    """Looked through from each of its places to its end it would take minutes."""
+    for start in ("start: /a/\n", ""):
+        with contextlib.suppress(InvalidRequest):
+            lark_of(start + part * (65_000 // len(part)), "p")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"pattern": "[" * 4_000}] * 16},
+        {"anyOf": [{"pattern": "\\p{" * 1_000}] * 20},
+        {"allOf": [{"exclusiveMinimum": 2 * i} if i % 2 else {"maximum": -i} for i in range(4_800)]},
+        {"$ref": "#/$defs/0", "$defs": {"4000": {}, **{f"{i}": {"$ref": f"#/$defs/{i + 1}"} for i in range(4_000)}}},
+        {"$ref": "#/$defs/4000", "$defs": {"0": {}, **{f"{i}": {"$ref": f"#/$defs/{i - 1}"} for i in range(1, 4_001)}}},
+    ],
+    ids=["classes", "properties", "bounds", "chain", "chain back"],
+)
+def test_a_large_schema_is_judged_in_linear_time(schema: dict[str, Any]) -> None:
+    """With the square of its size it would take half a minute."""
+    check_schema(schema, "p")
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"anyOf": [{"pattern": "a" * 4_000}] * 17}, r"p\.anyOf\[\d+\]\.pattern is too much: .* 65536 characters"),
+        ({"$ref": "#/anyOf/" + "1" * 5_000}, "points to no schema"),
+        ({"allOf": [{"exclusiveMinimum": 3}, {"maximum": -9}, {"maximum": 3.5}]}, "less than 1 away"),
+        ({"allOf": [{"exclusiveMaximum": 3}, {"minimum": 2.5}, {"minimum": 9}]}, "less than 1 away"),
+    ],
+    ids=["patterns", "index", "above", "below"],
+)
+def test_a_schema_beyond_the_limits_is_refused(schema: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        check_schema(schema, "p")
+
+
+def test_judging_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_schema, "JUDGE_LIMIT_S", -1.0)
+    with pytest.raises(InvalidRequest, match="to judge"):
+        check_schema({"type": "null"}, "p")
 
 
 async def test_case_bug_060_good_requests_go_on_beside_bad_ones(judged: Judged) -> None:
@@ -333,7 +379,7 @@ VALUES = st.recursive(
 
 @given(schema=st.dictionaries(KEYWORDS, VALUES, max_size=4), as_grammar=st.booleans())
 def test_any_schema_is_followed_or_refused(compiler: GrammarCompiler, schema: dict[str, Any], as_grammar: bool) -> None:
-    async def grammar() -> str | None:
+    async def grammar() -> FieldGrammar | None:
         outputs = StructuredOutputs(compiler)
         try:
             how = {"guided_grammar": f"start: %json {json.dumps(schema)}"} if as_grammar else {"guided_json": schema}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from octavo.cluster.api.tagged_json import SpecialToken, TaggedJson, grammar_of_tagged_json
+from octavo.cluster.api.grammar.tagged_json import SpecialToken, TaggedJson, grammar_of_tagged_json
 from octavo.worker.grammar import GrammarCompiler
 
 VOCAB_SIZE, STOP, MARK = 49152, 2, 5

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,24 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_tokenization(text: Tex
 
 @pytest.fixture
 def folder(model_dir: Path, tmp_path: Path) -> Path:
-    """A copy of the model folder's text files, to be changed."""
+    """A copy of the model folder's text files, to be changed; the vocabulary is cut, since most of it is not needed."""
     for file in model_dir.glob("*"):
         if file.suffix in {".json", ".jinja"}:
             shutil.copy(file, tmp_path)
+    (tmp_path / "tokenizer.json").write_text(small_tokenizer(model_dir))
     return tmp_path
+
+
+@cache
+def small_tokenizer(model_dir: Path) -> str:
+    tokenizer = json.loads((model_dir / "tokenizer.json").read_text())
+    model = tokenizer["model"]
+    model["vocab"] = {token: token_id for token, token_id in model["vocab"].items() if token_id < 1_000}
+    merged = (
+        (merge, merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)) for merge in model["merges"]
+    )
+    model["merges"] = [merge for merge, token in merged if token in model["vocab"]]
+    return json.dumps(tokenizer)
 
 
 def set_template(folder: Path, template: str | None) -> None:

@@ -14,6 +14,7 @@ from octavo.cluster.api.chat.json_object import JsonObject, MalformedJson
 from octavo.cluster.api.chat.marks import Marks, WithoutMarks
 from octavo.cluster.api.chat.plan import ParserRecipe
 from octavo.cluster.api.chat.reasoning import Thinking, ThinkParser
+from octavo.cluster.api.chat.support import ToolForm
 from octavo.cluster.api.chat.tool_parser import OfferedTools, ToolParser
 from octavo.cluster.api.chat.tool_parsers import HermesParser, Llama3JsonParser, MistralParser
 from octavo.cluster.api.message import MessageDelta, MessageParser, PlainMessage
@@ -30,12 +31,12 @@ Said = tuple[str, str, list[tuple[str, str]]]
 """Content, reasoning, and name and arguments of each call."""
 
 
-def said(parser: MessageParser, *pieces: str) -> Said:
+def said(parser: MessageParser, *pieces: str, is_cut: bool = False) -> Said:
     """What was given in all; each call's first delta, and no other, has its id and name."""
     total = MessageDelta()
     for piece in pieces:
         total += parser.push(piece)
-    total += parser.finish()
+    total += parser.finish(is_cut=is_cut)
     calls: list[list[str]] = []
     for delta in total.tool_calls:
         assert (delta.index == len(calls)) == (delta.id is not None) == (delta.name is not None)
@@ -121,6 +122,56 @@ def test_what_only_looked_like_a_call_is_content_as_it_is(kind: type[ToolParser]
         assert said(kind(TOOLS), *pieces) == (text, "", [])
 
 
+FORMS: dict[type[ToolParser], ToolForm] = {
+    HermesParser: "hermes",
+    Llama3JsonParser: "llama3_json",
+    MistralParser: "mistral",
+}
+ADD_CALLS: dict[type[ToolParser], str] = {
+    HermesParser: '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+    Llama3JsonParser: '<|python_tag|>{"name": "add", "parameters": {"a": 1}}',
+    MistralParser: '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]',
+}
+
+
+@pytest.mark.parametrize("kind", ADD_CALLS)
+def test_of_a_call_that_is_cut_no_markup_is_content(kind: type[ToolParser]) -> None:
+    """Wherever a limit cuts the second of two calls, all that is given of it is its name and its arguments so far."""
+    first, second = ADD_CALLS[kind], ADD_CALLS[kind].removeprefix("<|python_tag|>")
+    before, between = ("", "; ") if kind is Llama3JsonParser else ("Two calls.\n\n", "\n")
+    for end in range(len(second) + 1):
+        text = before + first + between + second[:end]
+        for size in (1, 3, len(text)):
+            pieces = [text[start : start + size] for start in range(0, len(text), size)]
+            content, _, calls = said(kind(TOOLS), *pieces, is_cut=True)
+            assert (content, calls[:1]) == (before.strip(), [("add", '{"a": 1}')])
+            for name, arguments in calls[1:]:
+                assert name == "add"
+                assert '{"a": 1}'.startswith(arguments)
+
+
+@pytest.mark.parametrize("kind", ADD_CALLS)
+def test_of_a_first_call_that_is_cut_only_an_unfinished_mark_is_content(kind: type[ToolParser]) -> None:
+    """It may be plain text, as ``a <`` is; and a text that ended by itself is shown as it is."""
+    call = ADD_CALLS[kind]
+    begun = call[: call.index('"add"')]
+    for end in range(1, len(begun) + 1):
+        content = "" if end >= len(kind.TAG) else begun[:end]
+        assert said(kind(TOOLS), *begun[:end], is_cut=True) == (content, "", [])
+        assert said(kind(TOOLS), *begun[:end]) == (begun[:end], "", [])
+    assert said(Llama3JsonParser(TOOLS), '{"name": "Bob", ', is_cut=True) == ('{"name": "Bob", ', "", [])
+
+
+@pytest.mark.parametrize("kind", ADD_CALLS)
+def test_where_calls_are_forced_nothing_is_content(kind: type[ToolParser]) -> None:
+    forced, call = OfferedTools(TOOLS.names, are_forced=True), ADD_CALLS[kind]
+    for end in range(len(call) + 1):
+        for is_cut in (True, False):
+            made = ParserRecipe(tools=forced, thinking=Thinking.POSSIBLE, form=FORMS[kind])()
+            assert said(made, *call[:end], is_cut=is_cut)[0] == ""
+    assert said(kind(forced), *call) == ("", "", [("add", '{"a": 1}')])
+
+
 @pytest.mark.parametrize("kind", [HermesParser, Llama3JsonParser, MistralParser])
 @settings(max_examples=60)
 @given(data=st.data())
@@ -135,13 +186,15 @@ def test_any_text_in_any_pieces_is_understood_as_the_whole(kind: type[ToolParser
         inner = kind(tools)
         return ThinkParser(inner, is_open=False) if thinks else inner
 
+    is_cut = data.draw(st.booleans())
+
     def pieces() -> list[str]:
         borders = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
         return [text[start:end] for start, end in zip([0, *borders], [*borders, len(text)], strict=True)]
 
-    whole = said(parser(), text)
-    assert said(parser(), *pieces()) == said(parser(), *text) == whole
-    if not whole[1] and not whole[2] and not thinks:
+    whole = said(parser(), text, is_cut=is_cut)
+    assert said(parser(), *pieces(), is_cut=is_cut) == said(parser(), *text, is_cut=is_cut) == whole
+    if not whole[1] and not whole[2] and not thinks and not is_cut:
         assert whole[0] == text
     for _, arguments in whole[2]:
         assert arguments.startswith("{")

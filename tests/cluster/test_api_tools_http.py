@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from octavo.cluster.api.app import build_app
-from octavo.cluster.api.service import ServedModel
+from octavo.cluster.api.service import ServedModel, TokenDelta
 from octavo.cluster.api.text import TextProcessor
 from octavo.worker.messages import FinishReason
 
@@ -69,7 +69,11 @@ async def streamed(client: httpx2.AsyncClient, **fields: Any) -> Answer:
         ([{}], "I cannot.", FinishReason.STOP, ("I cannot.", [], "stop")),
         ([{"tool_choice": "none"}], CALL, FinishReason.STOP, (CALL, [], "stop")),
         (FORCED, CALL[:45], FinishReason.LENGTH, ("", [("add", '{"a"')], "length")),
-        (FORCED, CALL[:20], FinishReason.LENGTH, (CALL[:20], [], "length")),
+        (FORCED, CALL[:20], FinishReason.LENGTH, ("", [], "length")),
+        ([{}, *FORCED], f"{CALL}\n{CALL[:20]}", FinishReason.LENGTH, ("", [("add", '{"a": 1}')], "length")),
+        ([{}], f"I add.\n{CALL[:20]}", FinishReason.LENGTH, ("I add.", [], "length")),
+        ([{}], f"I add.\n{CALL[:20]}", FinishReason.STOP, (f"I add.\n{CALL[:20]}", [], "stop")),
+        ([{}], "a <tool", FinishReason.LENGTH, ("a <tool", [], "length")),
     ],
 )
 async def test_case_bug_063_finish_reasons_of_calls(
@@ -81,7 +85,8 @@ async def test_case_bug_063_finish_reasons_of_calls(
     reason: FinishReason,
     expected: Answer,
 ) -> None:
-    """tool_calls whenever a call was made and the text ended by itself, never with an empty list; length if cut."""
+    """tool_calls whenever a call was made and the text ended by itself, never with an empty list; length if cut, and
+    then no markup of a call that could not be given."""
     say(said, reason)
     for choice in choices:
         assert await answer_of(client, **choice) == expected
@@ -104,3 +109,23 @@ async def test_case_bug_063_what_is_refused_names_its_field(
     """With BUG-019: templates of requests."""
     response = await ask(client, **fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tools"),
+        ({"tools": None, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": None, "structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+        ({"tools": None, "guided_choice": ["a"]}, "guided_choice"),
+    ],
+)
+async def test_a_grammar_that_fails_later_is_named_by_the_field_that_it_came_from(
+    client: httpx2.AsyncClient, service: Any, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    service.script = lambda _: [TokenDelta((500,)), TokenDelta((), FinishReason.ERROR, error="stuck", param="grammar")]
+    response = await ask(client, stream=stream, **fields)
+    lines = [line for line in response.text.splitlines() if "error" in line]
+    error = json.loads(lines[0].removeprefix("data: "))["error"]
+    assert (error["message"], error["param"], error["type"]) == ("stuck", param, "invalid_request_error")

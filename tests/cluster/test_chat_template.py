@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
+from unittest.mock import Mock
 
 import jinja2
 import pytest
@@ -78,6 +80,15 @@ def ask(source: str) -> str:
 
 def test_case_bug_019_a_request_s_template_is_rendered_in_a_process_of_its_own() -> None:
     assert ask("{{ bos_token }}{% for m in messages %}{{ m.content }}!{% endfor %}") == "<s>Hi!"
+
+
+def test_a_request_s_template_runs_where_no_secret_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", "secret")
+    run = Mock(side_effect=subprocess.TimeoutExpired("python", 1))
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(InvalidRequest, match="more than 20 seconds"):
+        ask("")
+    assert "secret" not in run.call_args.kwargs["env"].values()
 
 
 @pytest.mark.parametrize(

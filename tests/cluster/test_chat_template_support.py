@@ -131,7 +131,7 @@ def test_a_template_that_cannot_work_is_refused_at_start(source: str) -> None:
 
 
 def test_a_form_of_calls_that_the_template_cannot_have_is_refused_at_start() -> None:
-    with pytest.raises(ConfigurationError, match="tool_call_parser is mistral"):
+    with pytest.raises(ConfigurationError, match="--tool-call-parser: mistral, but the chat template shows no"):
         renderer(CHATML, tool_form="mistral")
     assert renderer(QWEN, tool_form="llama3_json").support.tool_form == "llama3_json"
 

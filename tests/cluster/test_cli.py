@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help, messages, exit codes. Each test runs the real command."""
+"""The command line as a person meets it: help, messages, exit codes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from octavo.cluster.cli import main
 from octavo.cluster.cli_options import absolute_model
 from octavo.cluster.config import ServeConfig
 
 OCTAVO = Path(sys.executable).with_name("octavo")
 
 
-def octavo(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([OCTAVO, *arguments], capture_output=True, text=True, cwd=folder, check=False)
+def octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The real command."""
+    return subprocess.run([OCTAVO, *arguments], capture_output=True, text=True, check=False)
+
+
+def refused(*arguments: str) -> Result:
+    """In this process, which takes a tenth of the time."""
+    return CliRunner().invoke(main, arguments, prog_name="octavo")
 
 
 def loaded_by_help(*libraries: str) -> str:
@@ -76,9 +84,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_a_bad_value_is_one_line_and_exit_code_2(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    result = octavo(*arguments, folder=tmp_path)
-    assert (result.returncode, result.stdout) == (2, "")
+def test_a_bad_value_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = refused(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(REFUSED[arguments])
     assert len(result.stderr.splitlines()) == 1
 
@@ -94,8 +105,8 @@ def test_a_bad_value_is_one_line_and_exit_code_2(arguments: tuple[str, ...], tmp
     ],
 )
 def test_a_mistyped_command_line_is_exit_code_2_with_a_hint(arguments: tuple[str, ...], hint: str) -> None:
-    result = octavo(*arguments)
-    assert result.returncode == 2
+    result = refused(*arguments)
+    assert result.exit_code == 2
     assert hint in result.stderr
 
 
@@ -104,6 +115,7 @@ def test_an_unknown_variable_is_refused_like_a_flag(monkeypatch: pytest.MonkeyPa
     result = octavo("serve")
     assert result.returncode == 2
     assert result.stderr.startswith("octavo serve: error: OCTAVO_PORT: no such variable")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_model_that_is_a_path_becomes_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ def test_the_cache_folder_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path:
 REFUSED = {
     "--block-size: must be a power of two between 16 and 128, got 17": {"block_size": "17"},
     "--api-key: must be 1 to 1024 visible ASCII characters without blanks": {"api_key": ["my secret"]},
+    "--api-key: must be a list": {"api_key": {"key": "secret"}},
+    "--api-key: 0: must be text": {"api_key": [12345678]},
+    "--ssl-keyfile: must be a path": {"ssl_keyfile": ["-----BEGIN PRIVATE KEY-----"]},
     '--allowed-origins: must be a word or a JSON list such as ["a", "b"], got [x': {"allowed_origins": "[x"},
     "--max-body-bytes: must be at least 1024, got 1": {"max_body_bytes": 1},
     "--keepalive-s: must be at least 0.0, got -1": {"keepalive_s": -1},
@@ -122,7 +125,7 @@ REFUSED = {
         "tenants": "@/nowhere/tenants.json"
     },
     "--record-trace: must not be empty, got ''": {"record_trace": ""},
-    "the configuration must be a mapping of settings, got [1]": [1],
+    "the configuration must be a mapping of settings, got a list": [1],
 }
 
 

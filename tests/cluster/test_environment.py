@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cluster.environment import read_environment
+from octavo.cluster.environment import bare_environment, read_environment
 from octavo.worker.errors import ConfigurationError
 
 
@@ -25,6 +25,11 @@ def test_what_is_set_is_read_and_empty_is_unset() -> None:
 
 def test_the_token_is_not_shown() -> None:
     assert "secret" not in repr(read_environment({"RAY_AUTH_TOKEN": "secret"}))
+
+
+def test_a_bare_environment_holds_no_secret() -> None:
+    environ = {"OCTAVO_API_KEY": "secret", "RAY_AUTH_TOKEN": "secret", "HF_TOKEN": "secret", "PYTHONPATH": "folder"}
+    assert bare_environment(environ) == {"PYTHONPATH": "folder"}
 
 
 def test_an_unknown_variable_of_ours_is_named() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +13,10 @@ import pytest
 from tiny_text_model import MAX_MODEL_LEN, save_tiny_text_model
 
 import octavo
-from octavo.cluster import llm_calls
 from octavo.cluster.api.errors import DeadlineMissed
-from octavo.cluster.llm import LLM
-from octavo.cluster.llm_results import GatheredOutput, RequestOutput
+from octavo.cluster.offline import calls as llm_calls
+from octavo.cluster.offline.llm import LLM
+from octavo.cluster.offline.results import GatheredOutput, RequestOutput
 from octavo.worker.errors import ContextLengthExceeded, InvalidRequest
 
 IDS = [504, 3575, 282, 4649, 314]
@@ -112,6 +110,23 @@ def test_log_probabilities_stand_beside_every_token(llm: LLM) -> None:
     assert result.prompt_logprobs is not None
     assert result.prompt_logprobs[0] is None
     assert len(result.prompt_logprobs) == len(IDS)
+
+
+def test_an_echo_with_log_probabilities_has_those_of_the_prompt(llm: LLM) -> None:
+    (echo,) = llm.generate(IDS, max_tokens=1, echo=True, logprobs=2)
+    (asked,) = llm.generate(IDS, max_tokens=1, prompt_logprobs=2)
+    assert echo.prompt_logprobs is not None
+    assert echo.prompt_logprobs == asked.prompt_logprobs
+    (alone,) = llm.generate(IDS, max_tokens=1, echo=True)
+    assert alone.prompt_logprobs is None
+
+
+def test_a_prompt_has_as_many_alternatives_as_were_asked_for_it(llm: LLM) -> None:
+    (result,) = llm.generate(IDS, max_tokens=1, echo=True, logprobs=5, prompt_logprobs=0)
+    assert result.prompt_logprobs is not None
+    assert [each and each.top_logprobs for each in result.prompt_logprobs] == [None, (), (), (), ()]
+    assert result.outputs[0].logprobs is not None
+    assert len(result.outputs[0].logprobs[0].top_logprobs) == 5
 
 
 def test_an_echo_begins_with_the_prompt(llm: LLM) -> None:
@@ -256,24 +271,3 @@ def test_two_may_live_in_one_process_and_one_may_end(llm: LLM, folder: Path) -> 
 
 def test_it_is_a_name_of_the_package() -> None:
     assert octavo.LLM is LLM
-
-
-SCRIPT = """
-import sys
-from octavo import LLM
-
-llm = LLM(device="cpu", max_model_len=512, kv_cache_memory_bytes="64MiB")
-chat = [{"role": "user", "content": "What is the capital of France?"}]
-(answer,) = llm.chat(chat, temperature=0, max_tokens=12)
-print(answer.outputs[0].message.content)
-(answer,) = llm.generate("A colour:", structured_outputs={"choice": ["red", "green"]})
-print(answer.outputs[0].text in ("red", "green"))
-print({"ray", "uvicorn"} & set(sys.modules))
-"""
-
-
-def test_a_script_with_the_embedded_model_loads_neither_ray_nor_a_server_and_ends() -> None:
-    """Though it closes nothing."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["The capital of France is Paris.", "True", "set()"]
-    assert done.stderr == ""

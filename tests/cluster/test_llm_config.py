@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.cluster.config import ServeConfig
-from octavo.cluster.llm_config import FLAGS, parse_flags
+from octavo.cluster.offline.config import FLAGS, parse_flags
 from octavo.worker.errors import ConfigurationError
 
 

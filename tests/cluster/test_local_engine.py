@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cluster.api.service import GenerationRequest
-from octavo.cluster.local_engine import LocalService
+from octavo.cluster.offline.engine import LocalService
 from octavo.worker.engine import Engine
 from octavo.worker.engine_loop import EngineLoop
 from octavo.worker.errors import Unavailable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from transformers import LlamaConfig
 
 from octavo.cluster.config import ServeConfig
-from octavo.cluster.preflight import check_memory, check_model, fit_context
+from octavo.cluster.preflight import check_chat_template, check_memory, check_model, fit_context
 from octavo.kernels.kv_cache import bytes_per_block
 from octavo.worker.errors import ConfigurationError
 from octavo.worker.host_memory import host_memory
@@ -166,3 +167,55 @@ def test_a_recording_that_cannot_be_made_is_refused_where_the_gateways_are(folde
     with pytest.raises(ConfigurationError, match=r"--record-trace: the folder .*missing does not exist"):
         check_model(config(**config_of), folder)
     check_model(config(**config_of, address="ray://elsewhere:10001"), folder)
+
+
+SHOWS_TEXT = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
+
+
+def chat_notes(folder: Path, **values: Any) -> list[str]:
+    notes: list[str] = []
+    check_chat_template(config(**values), folder, notes.append)
+    return notes
+
+
+@pytest.mark.parametrize(
+    ("template", "values", "message"),
+    [
+        ("Hi\n{% for %}", {}, "--chat-template: {} has a syntax error in line 2: Expected an expression, got 'end of"),
+        ("{{ a | nothing }}", {}, "--chat-template: {} has a syntax error in line 1: No filter named 'nothing'"),
+        (
+            SHOWS_TEXT,
+            {"tool_call_parser": "mistral"},
+            "--tool-call-parser: mistral, but --chat-template: {} shows no to",
+        ),
+    ],
+)
+def test_a_chat_template_that_gateways_would_refuse_is_refused_in_a_line_that_names_the_flag(
+    model_dir: Path, tmp_path: Path, template: str, values: dict[str, Any], message: str
+) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text(template)
+    with pytest.raises(ConfigurationError) as refusal:
+        chat_notes(model_dir, chat_template=file, **values)
+    assert str(refusal.value).startswith(message.format(file))
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_models_own_template_is_judged_and_what_it_can_do_is_said(model_dir: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_dir / name, tmp_path)
+    own = tmp_path / "chat_template.jinja"
+    own.write_text(SHOWS_TEXT)
+    (said,) = chat_notes(tmp_path, model=str(tmp_path), reasoning_parser="think")
+    assert said.startswith("chat template: roles system, user, assistant; tools described by Octavo")
+    assert said.endswith("reasoning split off")
+    own.write_text("{% if %}")
+    with pytest.raises(ConfigurationError, match=f"^the chat template of {tmp_path} has a syntax error in line 1"):
+        chat_notes(tmp_path, model=str(tmp_path))
+
+
+def test_the_embedded_model_s_template_needs_no_look(tmp_path: Path) -> None:
+    """So that the start does not wait for it: the folder has no tokenizer, and nobody notices."""
+    assert chat_notes(tmp_path) == []
+    with pytest.raises(ConfigurationError, match=r"there is no tokenizer\.json"):
+        chat_notes(tmp_path, tool_call_parser="hermes")

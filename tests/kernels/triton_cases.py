@@ -250,7 +250,7 @@ def elementwise_cases(target: str) -> Iterator[Case]:
 
 def sample_cases(target: str) -> Iterator[Case]:
     rows = pointers("fp32", "temperatures", "top_ps", "min_ps", "thresholds") | {"top_ks": "*i32"}
-    parts = pointers("fp32", "peak_of", "sum_of") | {"best_of": "*fp64", "winner_of": "*i32"}
+    parts = {"best_of": "*fp64", "winner_of": "*i32"}
     edits = pointers("fp32", "logits", "repetitions", "frequencies", "presences", "values")
     runs = pointers("i32", "tokens", "starts", "counts")
     for filtered, edited in ((False, False), (True, True)):
@@ -270,7 +270,7 @@ def sample_cases(target: str) -> Iterator[Case]:
         num_warps=triton_sample_filter.NUM_WARPS,
         hot=True,
     )
-    finish = {**parts, **pointers("fp32", "given", "logprobs"), "token_ids": "*i64"}
+    finish = {**parts, "token_ids": "*i64"}
     yield Case("sampling finish", triton_sample.finish_kernel, finish, {"PARTS_PADDED": 16}, hot=True)
     edit = {"BLOCK": triton_sample.EDIT_BLOCK}
     yield Case("sampling penalties", triton_sample.penalise_kernel, {**edits, **runs}, edit)

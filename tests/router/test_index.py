@@ -26,7 +26,8 @@ def array(values: Iterable[int]) -> HashArray:
 
 
 def random_hashes(seed: int, count: int) -> HashArray:
-    return np.random.default_rng(seed).integers(0, 2**64, count, dtype=np.uint64)
+    """None of a prompt's: to remove some of its blocks and keep what continues them is nothing that groups do."""
+    return np.random.default_rng(1_000 + seed).integers(0, 2**64, count, dtype=np.uint64)
 
 
 class IndexModel(RuleBasedStateMachine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +75,7 @@ def call(
     """POST ``body``, to which the model's name and ``stream`` are added unless it is bytes."""
     if isinstance(body, dict):
         asked = {"stream_options": {"include_usage": True}} if stream else {}
-        body = orjson.dumps({"model": server.model, "stream": stream} | asked | body)
+        body = json.dumps({"model": server.model, "stream": stream} | asked | body).encode()  # of any depth
     headers = {"content-type": "application/json"} | (headers or {})
     with httpx.stream("POST", f"{server.url}{path}", content=body, headers=headers, timeout=TIMEOUT_S) as response:
         if "text/event-stream" in response.headers.get("content-type", ""):

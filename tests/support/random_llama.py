@@ -14,6 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 VOCABULARY = 211
 CONTEXT = 256
 
+LIMITS = {"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": CONTEXT}
+"""Of the ranks that run it."""
+
 
 class RandomLlama:
     """Nine query and three KV heads, saved to ``folder``. Its logits differ enough for every token to be telling."""

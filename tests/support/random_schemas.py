@@ -17,8 +17,8 @@ import jsonschema
 import numpy as np
 from tokenizers import Tokenizer
 
-from octavo.cluster.api.json_schema import check_schema
-from octavo.cluster.api.schema_grammar import grammar_of_schema
+from octavo.cluster.api.grammar.json_schema import check_schema
+from octavo.cluster.api.grammar.schema_grammar import grammar_of_schema
 from octavo.worker.errors import InvalidRequest
 from octavo.worker.grammar import GrammarCompiler
 

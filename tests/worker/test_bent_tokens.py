@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engine_bench import EngineBench, request
-from tiny_engine import Given, TinyModel
+from model_engine import Given, TinyModel
 from torch import Tensor
 from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
@@ -118,7 +118,7 @@ def test_case_bug_047_tokens_and_log_probabilities_are_the_same_in_all_condition
         for batch in [[each] for each in requests] if condition == "alone" else [requests]:
             given |= engine.run(*batch)
         assert (engine.engine.scheduler.counters.num_preemptions > 0) == (condition == "preempted")
-        assert (given["plain", 0].last.num_cached_tokens == 16) == (condition == "cached")
+        assert (given["plain", 0].num_cached_tokens == 16) == (condition == "cached")
     for name, answer in answers.items():
         check(given[name, 0], answer)
 
@@ -182,9 +182,9 @@ def test_a_row_in_which_nothing_is_left_ends_its_request_alone(
     with model.engine(plans_ahead=plans_ahead, overlaps=overlaps) as engine:
         given = engine.run(wish("repetition"), replace(wish("plain", **IMPOSSIBLE), request_id="never"), wish("bias"))
         assert engine.engine.counters.num_nan_rows == 0
-    last = given["never", 0].last
-    assert (last.finish_reason, last.param, last.token_ids) == (FinishReason.ERROR, "allowed_token_ids", ())
-    assert "allowed_token_ids and bad_words exclude each other" in (last.error or "")
+    ended = given["never", 0]
+    assert (ended.reason, ended.param, ended.token_ids) == (FinishReason.ERROR, "allowed_token_ids", [])
+    assert "allowed_token_ids and bad_words exclude each other" in (ended.error or "")
     for name in ("repetition", "bias"):
         check(given[name, 0], answers[name])
 
@@ -192,9 +192,9 @@ def test_a_row_in_which_nothing_is_left_ends_its_request_alone(
 def test_it_may_be_some_tokens_later(model: TinyModel) -> None:
     """After 6 nothing may come; 6 is all there is, and it may come first."""
     with model.engine() as engine:
-        last = engine.run(wish("plain", allowed_token_ids=(6,), bad_words=((6, 6),)))["plain", 0]
-    assert last.token_ids == [6]
-    assert last.last.error == (
+        ended = engine.run(wish("plain", allowed_token_ids=(6,), bad_words=((6, 6),)))["plain", 0]
+    assert ended.token_ids == [6]
+    assert ended.error == (
         "no token is left to draw as output token 2: allowed_token_ids and bad_words exclude each other"
     )
 

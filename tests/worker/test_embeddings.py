@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from engine_bench import EngineBench
-from model_engine import Given, ModelEngine
+from model_engine import Given, Group, ModelEngine
 from random_llama import CONTEXT, RandomLlama, random_prompt
 
-from octavo.worker.executor import Executor
 from octavo.worker.messages import Branch, FinishReason, Pooling, Request, SamplingParams
-from octavo.worker.model_runner import ModelRunner
 
-LIMITS = {"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": CONTEXT}
 POOLINGS = [Pooling.LAST, Pooling.MEAN]
-
-Group = tuple[ModelRunner, Executor]
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> RandomLlama:
-    return RandomLlama(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def group(llama: RandomLlama, start_group: Any) -> Iterator[Group]:
-    with start_group(llama.folder, limits=LIMITS) as group:
-        yield group
 
 
 def request(request_id: str, prompt: tuple[int, ...], pooling: Pooling | None, **fields: Any) -> Request:

@@ -9,7 +9,7 @@ import pytest
 from engine_bench import CountingModel, EngineBench, request
 
 from octavo.worker.engine import Engine
-from octavo.worker.messages import Branch, FinishReason, RequestProgress, SamplingParams, SequenceUpdate
+from octavo.worker.messages import Branch, FinishReason, RequestProgress, SamplingParams, SequenceUpdate, TokenLogprobs
 from octavo.worker.sampling_row import SamplingRow, StepResult
 from octavo.worker.step_plan import StepPlan
 
@@ -373,6 +373,27 @@ def test_a_step_that_was_held_up_teaches_no_speed() -> None:
     engine.step()
     assert (engine.speed.prefill_tokens_per_s, engine.speed.decode_step_s) == (0.0, 0.0)
     assert engine.counters.num_steps == 2
+
+
+def test_a_step_that_scores_a_prompt_teaches_no_speed() -> None:
+    """Scores take a while that no prompt of another request will take."""
+    bench = EngineBench()
+
+    class Scoring(CountingModel):
+        def launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Future[StepResult]:
+            bench.now += 1.0 if len(plan.scored) else 0.01
+            given: Future[StepResult] = Future()
+            scores = tuple((TokenLogprobs(-1.0, 1),) * count for count in plan.scored[:, 1].tolist())
+            given.set_result(replace(super().launch(plan, rows).result(), prompt_logprobs=scores))
+            return given
+
+    engine = Engine(bench.scheduler, Scoring(), clock=lambda: bench.now, emit=lambda gateway, update: None)
+    engine.submit(request(prompt=range(41), num_prompt_logprobs=0))
+    engine.step()
+    assert engine.speed.prefill_tokens_per_s == 0.0
+    engine.submit(request("plain", prompt=range(100, 141)))
+    engine.step()
+    assert engine.speed.prefill_tokens_per_s == pytest.approx(40 / 0.01)
 
 
 def test_a_failing_model_is_not_hidden() -> None:

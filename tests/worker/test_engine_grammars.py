@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from engine_bench import EngineBench
 from engine_bench import request as any_request
+from model_engine import Given, TinyModel
 from phrase_grammar import Phrase
-from tiny_engine import Given, TinyModel
 
 from octavo.worker.errors import InvalidRequest
 from octavo.worker.messages import Branch, FinishReason, Request, SamplingParams
@@ -69,9 +69,9 @@ def test_a_complete_output_ends_also_where_no_token_says_so(
 
 
 def test_no_grammar_goes_on_for_min_tokens(model: TinyModel, how: dict[str, Any]) -> None:
-    last = run(model, how, request(min_tokens=9))["r", 0].last
-    assert (last.finish_reason, last.param, last.position) == (ERROR, "grammar", len(PHRASE))
-    assert "grammar and min_tokens exclude each other" in (last.error or "")
+    ended = run(model, how, request(min_tokens=9))["r", 0]
+    assert (ended.reason, ended.param, ended.token_ids) == (ERROR, "grammar", list(PHRASE))
+    assert "grammar and min_tokens exclude each other" in (ended.error or "")
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,16 @@ def test_a_grammar_that_fails_ends_its_request_alone(
     model: TinyModel, how: dict[str, Any], name: str, param: str | None, error: str
 ) -> None:
     given = run(model, how, request("r"), request(name), PLAIN)
-    last = given[name, 0].last
-    assert (last.finish_reason, last.param, last.error) == (ERROR, param, error)
+    ended = given[name, 0]
+    assert (ended.reason, ended.param, ended.error) == (ERROR, param, error)
     assert tuple(given[name, 0].token_ids) == PHRASE[:3]
     assert tuple(given["r", 0].token_ids) == (*PHRASE, STOP)
     assert given["plain", 0].reason is FinishReason.LENGTH
 
 
 def test_a_grammar_that_cannot_be_followed_is_refused(model: TinyModel) -> None:
-    last = run(model, {}, request("bad"))["bad", 0].last
-    assert (last.finish_reason, last.param, last.error) == (ERROR, "grammar", "the grammar is bad")
+    ended = run(model, {}, request("bad"))["bad", 0]
+    assert (ended.reason, ended.param, ended.error) == (ERROR, "grammar", "the grammar is bad")
     bench = EngineBench()
     bench.submit(any_request(grammar="any"))
     assert (bench.of()[0].finish_reason, bench.of()[0].param) == (ERROR, "grammar")

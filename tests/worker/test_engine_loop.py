@@ -289,6 +289,14 @@ async def test_it_has_drained_when_the_last_tokens_are_acknowledged(bench: Bench
     assert await drained
 
 
+async def test_it_has_not_drained_before_what_was_let_in_has_come(bench: Bench) -> None:
+    assert bench.loop.let_in(request()) is None
+    assert not await bench.loop.drained(0.01)
+    bench.loop.take(request())
+    await bench.collect("g")
+    assert await bench.loop.drained(LONG_S)
+
+
 # ---- questions ----
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 
 from octavo.worker import grammar as module
 from octavo.worker.errors import InvalidRequest
-from octavo.worker.grammar import GrammarCompiler, GrammarMatcher
+from octavo.worker.grammar import GrammarCompiler, GrammarMatcher, Prototype
 
 VOCAB_SIZE, STOP, OTHER_STOP = 49152, 2, 7
 
@@ -114,21 +115,80 @@ def test_a_token_that_does_not_fit_is_told_and_harms_no_other(compiler: GrammarC
         "start: /(a{1000}){1000}/\n",
         "start: A\nA: B{1000}\nB: C{1000}\nC: /x/{1000}\n",
         "start: R0\n" + "".join(f"R{i}: R{i + 1} R{i + 1}\n" for i in range(40)) + "R40: /x/\n",
-        "x" * (module.MAX_GRAMMAR_BYTES + 1),
     ],
-    ids=range(11),
+    ids=range(10),
 )
 def test_what_cannot_be_followed_is_refused_each_time(compiler: GrammarCompiler, grammar: str) -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=r"^the grammar cannot be followed: .") as refusal:
-            compiler.prepare(grammar)
+            compiler.matcher(grammar, ())
         assert refusal.value.param == "grammar"
-        assert compiler.is_known(grammar)
+        assert compiler.known(grammar) == Prototype(None, str(refusal.value))
+
+
+def test_what_is_too_large_is_refused_and_takes_no_place(compiler: GrammarCompiler) -> None:
+    known, large = regex("small"), "x" * (module.MAX_GRAMMAR_BYTES + 1)
+    compiler.prepare(known)
+    for _ in range(5):
+        with pytest.raises(InvalidRequest, match="at most"):
+            compiler.matcher(large, ())
+    assert compiler.known(large) is None
+    assert compiler.known(known) is not None
 
 
 def test_a_folder_without_a_tokenizer_refuses_grammars(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="this model's tokenizer cannot be used"):
-        GrammarCompiler.of_model(tmp_path, 100).prepare(regex("a"))
+    compiler = GrammarCompiler.of_model(tmp_path, 100)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="this model's tokenizer cannot be used"):
+            compiler.matcher(regex("a"), ())
+    assert "tokenizer" in str(compiler.prepare(regex("a")).failure)
+
+
+class PanicException(BaseException):
+    """As Rust's panics come to Python."""
+
+
+class Raising:
+    """A matcher of llguidance's in which everything fails."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def is_error(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*_: object) -> None:
+            raise self.error
+
+        return fail
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it broke"), PanicException("it broke")], ids=type)
+@pytest.mark.parametrize("use", ["accept", "fill_mask", "fork"])
+def test_whatever_llguidance_raises_ends_one_output(use: str, error: BaseException) -> None:
+    matcher = GrammarMatcher(Raising(error), (), (STOP,))  # type: ignore[arg-type]
+    row = np.full(4, -1, dtype=np.int32)
+    if use == "accept":
+        matcher.accept(1)
+    elif use == "fork":
+        matcher = matcher.fork()
+    matcher.fill_mask(row)
+    assert not row.any()
+    assert matcher.error == "the grammar cannot be followed any further: it broke"
+    assert not matcher.is_over
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it broke"), PanicException("it broke")], ids=type)
+def test_whatever_llguidance_raises_refuses_the_grammar(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "LLMatcher", fail)
+    with pytest.raises(InvalidRequest, match=r"^the grammar cannot be followed: it broke$"):
+        compiler.matcher(regex(f"new{type(error)}"), ())
 
 
 def test_the_least_recent_grammars_are_forgotten(compiler: GrammarCompiler) -> None:
@@ -137,7 +197,7 @@ def test_the_least_recent_grammars_are_forgotten(compiler: GrammarCompiler) -> N
         compiler.prepare(grammar)
     compiler.matcher(patterns[0], (STOP,))
     compiler.prepare(patterns[-1])
-    assert [compiler.is_known(grammar) for grammar in (*patterns[:2], patterns[-1])] == [True, False, True]
+    assert [compiler.known(grammar) is not None for grammar in (*patterns[:2], patterns[-1])] == [True, False, True]
 
 
 def test_large_grammars_count_by_their_size(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,4 +205,13 @@ def test_large_grammars_count_by_their_size(compiler: GrammarCompiler, monkeypat
     large = [f"start: /x{number}/ //{'-' * 6_000}\n" for number in range(2)]
     for grammar in large:
         compiler.prepare(grammar)
-    assert [compiler.is_known(grammar) for grammar in large] == [False, True]
+    assert [compiler.known(grammar) is not None for grammar in large] == [False, True]
+
+
+def test_what_somebody_holds_stays_known(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = compiler.prepare(regex("held"))
+    monkeypatch.setattr(module, "MAX_CACHED_GRAMMARS", 1)
+    compiler.prepare(regex("another"))
+    assert compiler.prepare(regex("held")) is held
+    del held
+    assert compiler.known(regex("held")) is None

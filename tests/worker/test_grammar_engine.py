@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 from letter_tokenizer import NUM_TOKENS, STOP, write_tokenizer
-from tiny_engine import Given, TinyModel
+from model_engine import Given, TinyModel
 from tokenizers import Tokenizer
 
-from octavo.cluster.api.schema_grammar import grammar_of_schema
+from octavo.cluster.api.grammar.schema_grammar import grammar_of_schema
 from octavo.worker.grammar import GrammarCompiler
 from octavo.worker.messages import Branch, FinishReason, Request, SamplingParams
 
@@ -117,6 +117,6 @@ def test_a_bad_grammar_ends_its_request_alone(
     bad = request("bad", grammar='{"grammars": [{"json_schema": {"type": "nonsense"}}]}')
     given = run(model, compiler, request("r"), bad)
     check_documents({key: output for key, output in given.items() if key[0] == "r"}, tokenizer)
-    last = given["bad", 0].last
-    assert (last.finish_reason, last.param, last.token_ids) == (FinishReason.ERROR, "grammar", ())
-    assert "nonsense" in (last.error or "")
+    ended = given["bad", 0]
+    assert (ended.reason, ended.param, ended.token_ids) == (FinishReason.ERROR, "grammar", [])
+    assert "nonsense" in (ended.error or "")

@@ -41,6 +41,13 @@ def leader(folder: Path, start_group: Any) -> Iterator[tuple[ModelRunner, Execut
         yield group
 
 
+@pytest.fixture(scope="module", params=[1, 3])
+def of_each_size(request: pytest.FixtureRequest, folder: Path, start_group: Any) -> Iterator[Executor]:
+    """Several tests share the ranks: to start three takes seconds."""
+    with start_group(folder, request.param) as (_, executor):
+        yield executor
+
+
 def plan(tokens: Sequence[int | None], computed: int = 0, *, table: list[int] | None = None, **more: Any) -> StepPlan:
     """One sequence in slot 2; the logits of its last token."""
     blocks = [] if table is None else table
@@ -152,35 +159,29 @@ def test_logits_that_several_rows_want_are_computed_once(
     assert torch.allclose(logits[2:3], each[2], atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_rows_of_one_token_reach_the_leader_from_every_rank(size: int, folder: Path, start_group: Any) -> None:
+def test_rows_of_one_token_reach_the_leader_from_every_rank(of_each_size: Executor) -> None:
     step = dataclasses.replace(plan(PROMPT, table=[7, 3, 5]), logit_indices=np.array([8, 8, 3], np.int32))
-    with start_group(folder, size) as (_, executor):
-        token_ids = sampled(executor, step, GREEDY * 3)
-        single = sampled(executor, plan(PROMPT, table=[7, 3, 5]), GREEDY)
+    token_ids = sampled(of_each_size, step, GREEDY * 3)
+    single = sampled(of_each_size, plan(PROMPT, table=[7, 3, 5]), GREEDY)
     assert token_ids[:2] == single * 2
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_sampled_tokens_reach_every_rank(size: int, folder: Path, start_group: Any) -> None:
+def test_sampled_tokens_reach_every_rank(of_each_size: Executor) -> None:
     """A follow-up, launched before the token is known, gives what one with the token itself gives."""
-    with start_group(folder, size) as (_, executor):
-        executor.heartbeat()
-        first = executor.launch(plan(PROMPT, table=[7, 3, 5], step=1, share_sampled=True), GREEDY)
-        named = executor.launch(plan([-1], 9, tokens_from_step=1, step=2), GREEDY)
-        tokens = first.result().token_ids
-        given = sampled(executor, plan(tokens, 9, step=3), GREEDY)
+    of_each_size.heartbeat()
+    first = of_each_size.launch(plan(PROMPT, table=[7, 3, 5], step=1, share_sampled=True), GREEDY)
+    named = of_each_size.launch(plan([-1], 9, tokens_from_step=1, step=2), GREEDY)
+    tokens = first.result().token_ids
+    given = sampled(of_each_size, plan(tokens, 9, step=3), GREEDY)
     assert named.result().token_ids == given
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_token_that_could_not_be_sampled_is_0_for_every_rank(size: int, folder: Path, start_group: Any) -> None:
+def test_a_token_that_could_not_be_sampled_is_0_for_every_rank(of_each_size: Executor) -> None:
     unsampleable = dataclasses.replace(GREEDY[0], temperature=1.0, seed=-1)
-    with start_group(folder, size) as (_, executor):
-        first = executor.launch(plan(PROMPT, table=[7, 3, 5], step=1, share_sampled=True), [unsampleable])
-        named = executor.launch(plan([-1], 9, tokens_from_step=1, step=2), GREEDY)
-        assert first.result().token_ids == [None]
-        assert named.result().token_ids == sampled(executor, plan([0], 9, step=3), GREEDY)
+    first = of_each_size.launch(plan(PROMPT, table=[7, 3, 5], step=4, share_sampled=True), [unsampleable])
+    named = of_each_size.launch(plan([-1], 9, tokens_from_step=4, step=5), GREEDY)
+    assert first.result().token_ids == [None]
+    assert named.result().token_ids == sampled(of_each_size, plan([0], 9, step=6), GREEDY)
 
 
 def test_a_model_that_cannot_be_divided_is_refused(folder: Path) -> None:

@@ -3,37 +3,20 @@ into chunks, preempted or computed beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from engine_bench import CountingModel, EngineBench
-from model_engine import Given, ModelEngine
-from random_llama import CONTEXT, VOCABULARY, RandomLlama, random_prompt
+from model_engine import Given, Group, ModelEngine
+from random_llama import CONTEXT, LIMITS, VOCABULARY, RandomLlama, random_prompt
 
-from octavo.worker.executor import Executor
 from octavo.worker.messages import Branch, FinishReason, Pooling, Request, SamplingParams, TokenLogprobs
-from octavo.worker.model_runner import ModelRunner
 from octavo.worker.sampling_row import SamplingRow, StepResult
 from octavo.worker.step_plan import GraphKey, StepPlan
 
 TOLERANCE = 1e-3
-LIMITS = {"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": CONTEXT}
-
-Group = tuple[ModelRunner, Executor]
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> RandomLlama:
-    return RandomLlama(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def group(llama: RandomLlama, start_group: Any) -> Iterator[Group]:
-    with start_group(llama.folder, limits=LIMITS) as group:
-        yield group
 
 
 def request(request_id: str, prompt: tuple[int, ...], k: int | None = 3, **fields: Any) -> Request:
@@ -127,10 +110,9 @@ def test_beams_begin_after_what_is_told(llama: RandomLlama, group: Group) -> Non
 def test_a_request_that_had_output_elsewhere_was_told_there(llama: RandomLlama, group: Group) -> None:
     bench, prompt = ModelEngine(group), random_prompt(50)
     bench.run(request("plain", prompt, None, max_tokens=3))
-    begun = bench.of("plain").token_ids[:1]
-    bench.given["begun", 0].token_ids += begun
-    bench.run(request("begun", prompt, max_tokens=3, branches=(Branch(0, tuple(begun)),)))
-    assert bench.of("begun").token_ids == bench.of("plain").token_ids
+    first, *others = bench.of("plain").token_ids
+    bench.run(request("begun", prompt, max_tokens=3, branches=(Branch(0, (first,)),)))
+    assert bench.of("begun").token_ids == others
     assert not bench.of("begun").prompt_logprobs
     assert bench.of("begun").num_cached_tokens == 48
     bench.run(request("not begun", prompt, attempt=2))

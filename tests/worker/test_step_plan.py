@@ -20,32 +20,30 @@ from octavo.worker.step_plan import (
     unpack_plan,
 )
 
-numbers = st.integers(-(2**31), 2**31 - 1)
-
-
-def array(count: int, width: int | None = None) -> st.SearchStrategy[Int32Array]:
-    shape = (count,) if width is None else (count, width)
-    size = count * (width or 1)
-    return st.lists(numbers, min_size=size, max_size=size).map(lambda v: np.array(v, np.int32).reshape(shape))
-
 
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
-    seqs, tokens, updates, blocks, copies, logits, *reads = (draw(st.integers(0, 4)) for _ in range(8))
+    """Arrays are of random numbers: drawn one by one these would take most of the time."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+
+    def array(*shape: int) -> Int32Array:
+        return rng.integers(-(2**31), 2**31, shape, np.int32)
+
+    seqs, tokens, updates, blocks, copies, logits, *reads = draw(st.tuples(*[st.integers(0, 4)] * 8))
     return StepPlan(
         kind=draw(st.sampled_from(PlanKind)),
         step=draw(st.integers(0, 2**31 - 1)),
-        slots=draw(array(seqs)),
-        num_new_tokens=draw(array(seqs)),
-        num_computed_tokens=draw(array(seqs)),
-        token_ids=draw(array(tokens)),
+        slots=array(seqs),
+        num_new_tokens=array(seqs),
+        num_computed_tokens=array(seqs),
+        token_ids=array(tokens),
         tokens_from_step=draw(st.none() | st.integers(0, 2**31 - 1)),
-        table_updates=draw(array(updates, 3)),
-        table_blocks=draw(array(blocks)),
-        copies=draw(array(copies, 2)),
-        logit_indices=draw(array(logits)),
-        scored=draw(array(reads[0], 4)),
-        pooled=draw(array(reads[1], 2)),
+        table_updates=array(updates, 3),
+        table_blocks=array(blocks),
+        copies=array(copies, 2),
+        logit_indices=array(logits),
+        scored=array(reads[0], 4),
+        pooled=array(reads[1], 2),
         share_sampled=draw(st.booleans()),
         graph=draw(st.none() | st.builds(GraphKey, st.integers(1, 512), st.integers(1, 2**31 - 1))),
     )

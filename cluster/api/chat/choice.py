@@ -22,7 +22,7 @@ from typing import Any
 
 from ....worker.errors import InvalidRequest
 from ..chat_messages import AllowedTools, NamedTool, Tool, ToolChoice
-from ..json_schema import check_schema
+from ..grammar.json_schema import check_schema
 from .grammars import CallableTool
 
 

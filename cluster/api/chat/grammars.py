@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..tagged_json import SpecialToken, TaggedJson, grammar_of_tagged_json
+from ..grammar.tagged_json import SpecialToken, TaggedJson, grammar_of_tagged_json
 from .reasoning import CLOSE, OPEN, Thinking
 from .support import ToolForm
 from .tool_parsers import MistralParser

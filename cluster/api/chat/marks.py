@@ -51,5 +51,5 @@ class WithoutMarks:
             shown.append(before)
         return self._parser.push("".join(shown))
 
-    def finish(self) -> MessageDelta:
-        return self._parser.push(self._held) + self._parser.finish()
+    def finish(self, *, is_cut: bool) -> MessageDelta:
+        return self._parser.push(self._held) + self._parser.finish(is_cut=is_cut)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ....worker.errors import InvalidRequest
 from ..chat_messages import ChatMessage, Tool, ToolChoice
+from ..grammar.structured import FieldGrammar
 from ..message import MessageParser, PlainMessage
 from ..text import TextProcessor
 from .choice import ChosenTools, choose
 from .grammars import after_reasoning, calls_in, either
 from .marks import Marks, WithoutMarks
-from .reasoning import CLOSE, OPEN, Thinking, ThinkParser, thinking_after, thinking_within
+from .reasoning import CLOSE, OPEN, ReasoningTokens, Thinking, ThinkParser, thinking_after, thinking_within
 from .render import Chat
 from .support import TemplateSupport, ToolForm
 from .tool_parser import OfferedTools, ToolParser
@@ -54,10 +56,6 @@ class ChatFields(Protocol):
     def reasoning_effort(self) -> str | None: ...
     @property
     def skip_special_tokens(self) -> bool | None: ...
-    @property
-    def ignore_eos(self) -> bool | None: ...
-    @property
-    def use_beam_search(self) -> bool | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +76,9 @@ class ParserRecipe:
             parser = ThinkParser(parser, is_open=is_open, show=self.show_reasoning)
         return parser if self.hidden is None else WithoutMarks(self.hidden, parser)
 
+    def reasoning_tokens(self) -> ReasoningTokens:
+        return ReasoningTokens(is_open=self.thinking is Thinking.OPEN, hidden=self.hidden)
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
@@ -85,14 +86,14 @@ class ChatPlan:
     message_parser: Callable[[], MessageParser]
     skip_special_tokens: bool
     """How the output's tokens become the text that ``message_parser`` takes."""
-    grammar: str | None = None
+    grammar: FieldGrammar | None = None
     """What the output must follow; not compiled yet, see ``StructuredOutputs.check``."""
-    grammar_param: str = "tools"
-    """The field that is to blame if it cannot be compiled."""
+    reasoning_tokens: Callable[[], ReasoningTokens] | None = None
+    """Where there may be reasoning."""
 
 
 async def plan_chat(
-    text: TextProcessor, fields: ChatFields, *, max_tokens: int, answer_grammar: str | None = None
+    text: TextProcessor, fields: ChatFields, *, max_tokens: int | None, answer_grammar: FieldGrammar | None = None
 ) -> ChatPlan:
     """``max_tokens``: of the prompt. ``answer_grammar``: what response_format and the like say of the content, judged
     before; calls do not follow it, and where calls are forced there is no content.
@@ -101,20 +102,18 @@ async def plan_chat(
     """
     support = text.template_support
     chosen = choose(fields.tools, fields.tool_choice, support.parallel_calls and fields.parallel_tool_calls)
-    if chosen.needs_grammar:
-        _check_ends_itself(fields)
     chat = _chat(fields, chosen, support)
     prompt = await text.chat_prompt(chat, max_tokens=max_tokens, chat_template=fields.chat_template)
     thinking = _thinking(chat, prompt.text, support)
     recipe, skips = _parser(text, fields, chosen, thinking)
     grammar = answer_grammar
-    has_calls = bool(chosen.callable_) and (chosen.needs_grammar or answer_grammar is not None)
-    if has_calls:
+    if chosen.callable_ and (chosen.needs_grammar or answer_grammar is not None):
         grammar = await text.in_thread(lambda: _grammar(text, fields, chosen, answer_grammar))
     if grammar is not None:
-        grammar = after_reasoning(grammar, thinking)
+        grammar = replace(grammar, text=after_reasoning(grammar.text, thinking))
     parser = PlainMessage if recipe == ParserRecipe() else recipe
-    return ChatPlan(prompt.token_ids, parser, skips, grammar, "tools" if has_calls else "response_format")
+    reasoning_tokens = None if thinking is Thinking.OVER else recipe.reasoning_tokens
+    return ChatPlan(prompt.token_ids, parser, skips, grammar, reasoning_tokens)
 
 
 def _chat(fields: ChatFields, chosen: ChosenTools, support: TemplateSupport) -> Chat:
@@ -136,6 +135,9 @@ def _effort(fields: ChatFields, support: TemplateSupport) -> dict[str, Any]:
     effort = fields.reasoning_effort
     if effort is None:
         return {}
+    if fields.chat_template is not None:
+        message = "The request brings its own chat_template: say it in chat_template_kwargs."
+        raise InvalidRequest(message, param="reasoning_effort")
     if "reasoning_effort" in support.variables:
         return {"reasoning_effort": effort}
     if "enable_thinking" in support.variables:
@@ -145,11 +147,10 @@ def _effort(fields: ChatFields, support: TemplateSupport) -> dict[str, Any]:
     raise InvalidRequest("The chat template has no setting for it.", param="reasoning_effort")
 
 
-def _check_ends_itself(fields: ChatFields) -> None:
-    for name in ("ignore_eos", "use_beam_search"):
-        if getattr(fields, name):
-            message = f"{name} cannot go with tools whose calls must follow their schemas."
-            raise InvalidRequest(message, param=name)
+@functools.lru_cache(maxsize=8)
+def _marks(names: frozenset[str]) -> Marks:
+    """A model has hundreds of special tokens, and their automaton takes a part of a second."""
+    return Marks(names)
 
 
 def _thinking(chat: Chat, prompt: str, support: TemplateSupport) -> Thinking:
@@ -165,17 +166,20 @@ def _parser(
 ) -> tuple[ParserRecipe, bool]:
     """The parser, and whether special tokens are left out of its text."""
     form = text.template_support.tool_form
-    offered = OfferedTools(chosen.names, 1 if chosen.at_most_one else None) if chosen.callable_ else None
+    max_calls = 1 if chosen.at_most_one else None
+    offered = OfferedTools(chosen.names, max_calls, chosen.is_forced) if chosen.callable_ else None
     looked_for = {OPEN, CLOSE} if thinking is not Thinking.OVER else set()
     looked_for |= set(_MISTRAL_MARKS) if offered and form == "mistral" else set()
     wants_special = fields.skip_special_tokens is False
     shows_special = wants_special or any(mark in text.special_tokens for mark in looked_for)
-    hidden = Marks(set(text.special_tokens) - looked_for) if shows_special and not wants_special else None
+    hidden = _marks(frozenset(text.special_tokens.keys() - looked_for)) if shows_special and not wants_special else None
     show_reasoning = fields.include_reasoning is not False
     return ParserRecipe(form, offered, thinking, show_reasoning, hidden), not shows_special
 
 
-def _grammar(text: TextProcessor, fields: ChatFields, chosen: ChosenTools, answer_grammar: str | None) -> str:
+def _grammar(
+    text: TextProcessor, fields: ChatFields, chosen: ChosenTools, answer_grammar: FieldGrammar | None
+) -> FieldGrammar:
     """Forced calls; or calls that follow their schemas, beside free text or an answer in the form asked for."""
     is_free = not chosen.is_forced and answer_grammar is None
     calls = calls_in(
@@ -185,4 +189,6 @@ def _grammar(text: TextProcessor, fields: ChatFields, chosen: ChosenTools, answe
         at_most_one=chosen.at_most_one,
         text_before=is_free,
     )
-    return calls if chosen.is_forced or answer_grammar is None else either(calls, answer_grammar)
+    if answer_grammar is not None and not chosen.is_forced:
+        calls = either(calls, answer_grammar.text)
+    return FieldGrammar(calls, "tools")

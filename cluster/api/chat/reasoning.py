@@ -10,8 +10,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from ..message import MessageDelta, MessageParser
-from .marks import Marks
+from ..message import MessageDelta, MessageParser, PlainMessage
+from .marks import Marks, WithoutMarks
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -49,7 +49,14 @@ class ThinkParser:
         self._held = ""
         self._blank = ""
         self._has_reasoning = False
+        self.has_begun = is_open
+        """There is reasoning, perhaps an empty one."""
         self._state: Callable[[], MessageDelta] = self._think if is_open else self._begin
+
+    @property
+    def is_over(self) -> bool:
+        """No reasoning can follow any more."""
+        return self._state not in (self._begin, self._think)
 
     @property
     def has_tool_calls(self) -> bool:
@@ -59,10 +66,10 @@ class ThinkParser:
         self._held += text
         return self._state()
 
-    def finish(self) -> MessageDelta:
+    def finish(self, *, is_cut: bool) -> MessageDelta:
         if self._state == self._think:
             return self._reasoning(self._held)
-        return self._answer.push(self._held) + self._answer.finish()
+        return self._answer.push(self._held) + self._answer.finish(is_cut=is_cut)
 
     def _begin(self) -> MessageDelta:
         start = self._held.lstrip()
@@ -70,6 +77,7 @@ class ThinkParser:
             return MessageDelta()
         if start.startswith(OPEN):
             self._held, self._state = start.removeprefix(OPEN), self._think
+            self.has_begun = True
         else:
             self._state = self._pass_on
         return self._state()
@@ -102,3 +110,26 @@ class ThinkParser:
     def _pass_on(self) -> MessageDelta:
         text, self._held = self._held, ""
         return self._answer.push(text)
+
+
+class ReasoningTokens:
+    """Counts those of an output that are reasoning: up to the one that completes ``</think>``, or all without it.
+
+    Tokens are told one by one, so that the count does not depend on how many arrive together.
+    """
+
+    def __init__(self, *, is_open: bool, hidden: Marks | None = None) -> None:
+        """``hidden``: marks that are no part of the text, see ``WithoutMarks``."""
+        self._thinking = ThinkParser(PlainMessage(), is_open=is_open)
+        self._parser: MessageParser = self._thinking if hidden is None else WithoutMarks(hidden, self._thinking)
+        self._num_read = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_read if self._thinking.has_begun else 0
+
+    def push(self, text: str) -> None:
+        """The text that one token has added."""
+        if not self._thinking.is_over:
+            self._num_read += 1
+            self._parser.push(text)

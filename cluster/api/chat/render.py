@@ -59,6 +59,8 @@ class TemplateSource:
     special_tokens: Mapping[str, Any] = field(default_factory=dict)
     """``bos_token`` and the like, which templates read."""
     added_tokens: frozenset[str] = frozenset()
+    name: str = "the chat template"
+    """What errors call it."""
 
 
 class ChatRenderer:
@@ -80,14 +82,16 @@ class ChatRenderer:
         try:
             self._templates = {name: ChatTemplate(text) for name, text in source.sources.items()}
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigurationError(f"the chat template has a syntax error: {error}") from error
+            message = f"{source.name} has a syntax error in line {error.lineno}: {error.message}"
+            raise ConfigurationError(message) from error
         if "default" not in self._templates:
-            raise ConfigurationError(f"there is no chat template of the name default, only {sorted(self._templates)}")
+            message = f"{source.name} has none of the name default, only {', '.join(sorted(self._templates))}"
+            raise ConfigurationError(message)
         self._special_tokens = {key: value for key, value in source.special_tokens.items() if key not in RESERVED}
         try:
             self.support = self._find_support(source, tool_form, reasoning)
         except RenderLimitExceeded as error:
-            raise ConfigurationError(f"the chat template cannot be used: {error}") from error
+            raise ConfigurationError(f"{source.name} cannot be used: {error}") from error
 
     def render(self, chat: Chat) -> str:
         """The prompt's text. Raises InvalidRequest, which names the field."""
@@ -119,7 +123,7 @@ class ChatRenderer:
         shape = shape_of_calls(render)
         if tool_form not in (None, "hermes") and shape is None:
             raise ConfigurationError(
-                f"tool_call_parser is {tool_form}, but the chat template shows no tools: Octavo describes them itself "
+                f"--tool-call-parser: {tool_form}, but {source.name} shows no tools: Octavo describes them itself "
                 "then, in the form hermes"
             )
         thinks = "</think>" in all_sources or "</think>" in source.added_tokens

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 
 from ....worker.errors import ConfigurationError, InvalidRequest
+from ...environment import bare_environment
 from .render import Chat, ChatRenderer, TemplateSource
 from .template import RenderLimits
 
@@ -33,7 +34,7 @@ def render_untrusted(source: TemplateSource, chat: Chat, limits: RenderLimits = 
     command = [sys.executable, "-P", "-m", f"{__package__}.template_process"]
     try:
         given = pickle.dumps((source, chat, limits))
-        done = subprocess.run(command, input=given, capture_output=True, timeout=_TIME_LIMIT_S)
+        done = subprocess.run(command, input=given, capture_output=True, timeout=_TIME_LIMIT_S, env=bare_environment())
     except subprocess.TimeoutExpired:
         raise _refusal(f"it takes more than {_TIME_LIMIT_S:g} seconds") from None
     if done.returncode != 0:

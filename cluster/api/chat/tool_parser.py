@@ -7,6 +7,7 @@ import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ..message import MessageDelta, ToolCallDelta
 from .call_reader import CallReader, ObjectCall
@@ -36,6 +37,8 @@ class OfferedTools:
     names: frozenset[str]
     max_calls: int | None = None
     """Calls beyond it are dropped: with parallel_tool_calls false, 1."""
+    are_forced: bool = False
+    """A grammar sees to it that the text is calls and nothing else: what is none is a part of one, never content."""
 
 
 @dataclass(slots=True)
@@ -50,6 +53,8 @@ class ToolParser(ABC):
     """A state machine over the text that has not been understood yet. A state is a method that takes some of
     ``self._text`` and says whether it could; it names the next state. Where it cannot, more text must come."""
 
+    TAG: ClassVar[str]
+    """Announces a call."""
     new_id: Callable[[], str] = staticmethod(call_id)
 
     def __init__(self, tools: OfferedTools) -> None:
@@ -76,17 +81,23 @@ class ToolParser(ABC):
             pass
         return self._take()
 
-    def finish(self) -> MessageDelta:
+    def finish(self, *, is_cut: bool) -> MessageDelta:
+        """See ``tool_parsers.py`` for what becomes of a call that could not be given."""
+        held = self._prefix + self._text
         if self._reader is not None:
             self._give_arguments(self._reader)
-            self._give_content(self._prefix + self._reader.finish() if not self._is_given else "")
-            self._reader = None
-        else:
-            self._give_content(self._prefix + self._text)
-        if not self._num_calls:
-            self._pending.content.append(self._blank)
+            held = "" if self._is_given else self._prefix + self._reader.finish()
+        if not (is_cut and self._expects_call()):
+            self._give_content(held)
+            self._pending.content.append("" if self._num_calls else self._blank)
         self._text = self._prefix = self._blank = ""
+        self._reader = None
         return self._take()
+
+    def _expects_call(self) -> bool:
+        """Whether text that is held back is a part of a call. Behind a call, also what may only be about to become the
+        mark of the next."""
+        return self._num_calls > 0 or self.TAG in self._prefix
 
     @abstractmethod
     def _begin(self) -> bool:
@@ -144,6 +155,8 @@ class ToolParser(ABC):
         self._text = rest
 
     def _give_content(self, text: str) -> None:
+        if self._tools.are_forced:
+            return
         kept = (self._blank + text).rstrip()
         whole = self._blank + text
         self._blank = whole[len(kept) :]

@@ -10,6 +10,12 @@ A call is given when its name, which must be that of a tool of the request, and 
 known; from then on its arguments are given as they come. Until then it may turn out to be no call: then it is content,
 as it is. A call that stops being JSON half-way stays as it was given, and the rest is content. White space around calls
 is dropped.
+
+At the end of the text a call that could not be given yet is
+* dropped where a limit has cut the text behind the call's mark, or behind another call: it would be markup, which
+  clients show, and nothing that anybody could read;
+* content, as it is, where the text ended by itself, or was cut in what could have become the first mark, or plain text.
+Where calls are forced the text is nothing but calls, so that whatever is not given as a call is dropped.
 """
 
 from __future__ import annotations

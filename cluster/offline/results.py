@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..worker.errors import OctavoError
-from ..worker.messages import TokenLogprobs
-from .api.choices import ChatChoice
-from .api.logprobs_format import namer
-from .api.output import OutputToken
-from .api.prompt_echo import PromptEcho
-from .api.requests import JudgedRequest
-from .api.run import TextEvent
-from .api.text import TextProcessor
+from ...worker.errors import OctavoError
+from ...worker.messages import TokenLogprobs
+from ..api.answer_options import AnswerOptions
+from ..api.choices import ChatChoice
+from ..api.logprobs_format import namer
+from ..api.output import OutputToken
+from ..api.prompt_echo import PromptEcho
+from ..api.requests import JudgedRequest
+from ..api.run import TextEvent
+from ..api.text import TextProcessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Tokens of the prompt that were computed before."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    """One for each token of the prompt, None for the first, where they were asked for."""
+    """One for each token of the prompt, None for the first, where they were asked for: by ``prompt_logprobs``, or by
+    ``echo`` with ``logprobs``."""
     error: OctavoError | None = None
     """What ended it without an answer: a ``timeout`` before the first token, or what only this request met."""
 
@@ -99,8 +101,9 @@ class GatheredOutput:
         return ChatChoice(index, options, namer(text.token_bytes, as_ids=True), text.token_bytes)
 
     def add(self, event: TextEvent) -> None:
-        if self._options.num_prompt_logprobs is not None and self._prompt_logprobs is None:
-            self._prompt_logprobs = (None, *event.prompt_logprobs)
+        num = _num_prompt_logprobs(self._options)
+        if num is not None and self._prompt_logprobs is None:
+            self._prompt_logprobs = (None, *(_likeliest(each, num) for each in event.prompt_logprobs))
         self._choices[event.choice].add(event)
 
     def whole(self, num_cached_tokens: int) -> RequestOutput:
@@ -141,6 +144,20 @@ class _Choice:
             tuple(token.logprobs for token in self._tokens if token.logprobs) if wants_logprobs else None,
             None if chat is None else _message(chat["message"]),
         )
+
+
+def _num_prompt_logprobs(options: AnswerOptions) -> int | None:
+    """Alternatives for each token of the prompt; None: nothing is told of them."""
+    if options.num_prompt_logprobs is not None or not options.echo:
+        return options.num_prompt_logprobs
+    return options.num_logprobs
+
+
+def _likeliest(judged: TokenLogprobs, num: int) -> TokenLogprobs:
+    """With ``num`` alternatives: the engine may have been asked for more, for the echo's sake."""
+    if len(judged.top_token_ids) <= num:
+        return judged
+    return replace(judged, top_token_ids=judged.top_token_ids[:num], top_logprobs=judged.top_logprobs[:num])
 
 
 def _message(body: dict[str, Any]) -> ChatMessage:

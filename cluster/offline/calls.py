@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ..worker.errors import GenerationFailed, OctavoError
-from .api.caller import Caller
-from .api.embedding_answer import normalised
-from .api.requests import JudgedRequest
-from .api.run import Run
-from .api.schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
-from .api.service import RouteWishes
-from .llm_inputs import as_refusal, of_prompt
-from .llm_progress import Progress
-from .llm_results import EmbeddingOutput, GatheredOutput, RequestOutput
-from .local_model import LocalModel
+from ...worker.errors import GenerationFailed, OctavoError
+from ..api.caller import Caller
+from ..api.embedding_answer import normalised
+from ..api.requests import JudgedRequest
+from ..api.run import Run
+from ..api.schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from ..api.service import RouteWishes
+from .inputs import as_refusal, of_prompt
+from .model import LocalModel
+from .progress import Progress
+from .results import EmbeddingOutput, GatheredOutput, RequestOutput
 
 MOST_AT_ONCE = 4096
 """Requests that the engine is given at once; it runs ``max_num_seqs`` of them."""

@@ -11,8 +11,8 @@
 | structured_outputs.grammar, guided_grammar | Lark or GBNF, see ``lark.py`` |
 | structured_outputs.disable_any_whitespace | true: compact JSON |
 
-One of them at the most; with it no beam search, since that draws nothing, and no ignore_eos, since an output that is
-complete has nothing else to go on with. All is judged before anything is computed, in threads, within a bounded time.
+One of them at the most; what other fields cannot go with it is judged in ``sampling.py``. All is judged before anything
+is computed, in threads, in linear time for what is judged here and within a time limit for the compiler.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
@@ -29,16 +30,16 @@ import orjson
 from llguidance import regex_to_lark
 from pydantic import Field
 
-from ...worker.errors import InvalidRequest
-from ...worker.grammar import GrammarCompiler
-from .fields import Body, only
+from ....worker.errors import InvalidRequest
+from ....worker.grammar import GrammarCompiler, Prototype
+from ..fields import Body, only
 from .json_schema import check_schema
 from .lark import lark_of
 from .regex_size import check_regex
 from .schema_grammar import grammar_of_schema
 
 COMPILE_LIMIT_S = 2.0
-MAX_CHOICES = 5_000
+MAX_CHOICE_TEXTS = 5_000
 MAX_CHOICE_CHARS = 2**16
 """Of all choices together."""
 
@@ -84,7 +85,7 @@ class _Wishes(Body):
 
 
 class StructuredFields(Protocol):
-    """Of a body: what is said of the output's form, and what cannot go with it."""
+    """Of a body: what is said of the output's form."""
 
     response_format: dict[str, Any] | None
     structured_outputs: dict[str, Any] | None
@@ -92,12 +93,18 @@ class StructuredFields(Protocol):
     guided_regex: str | None
     guided_choice: list[str] | None
     guided_grammar: str | None
-    use_beam_search: bool | None
-    ignore_eos: bool | None
 
 
 Build: TypeAlias = Callable[[str], str]
 """The name of the field → the grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldGrammar:
+    text: str
+    """For ``SamplingParams.grammar``."""
+    field: str
+    """Of the request: what asks for it, and is to blame if it cannot be followed."""
 
 
 class StructuredOutputs:
@@ -109,52 +116,44 @@ class StructuredOutputs:
         self._judging = ThreadPoolExecutor(1, thread_name_prefix="schema")
         self._compiling = ThreadPoolExecutor(_NUM_COMPILERS, thread_name_prefix="grammar")
 
-    async def grammar(self, body: StructuredFields) -> str | None:
-        """For ``SamplingParams.grammar``; None where the output may be any text."""
+    async def grammar(self, body: StructuredFields) -> FieldGrammar | None:
+        """None where the output may be any text."""
         wish = _wish(body)
         if wish is None:
             return None
         field, build = wish
-        return await self.check(await self._built(build, field), field)
+        return await self.check(FieldGrammar(await self._built(build, field), field))
 
-    async def check(self, grammar: str, param: str) -> str:
+    async def check(self, grammar: FieldGrammar) -> FieldGrammar:
         """The grammar, once it has been compiled."""
-        is_known = self._compiler.is_known(grammar)
-        refusal = self._compile(grammar) if is_known else await self._compile_in_time(grammar, param)
-        if refusal is not None:
-            raise InvalidRequest(f"{param}: {refusal}", param=param) from refusal
+        prototype = self._compiler.known(grammar.text) or await self._compile_in_time(grammar)
+        if prototype.failure is not None:
+            raise InvalidRequest(f"{grammar.field}: {prototype.failure}", param=grammar.field)
         return grammar
 
     async def _built(self, build: Build, field: str) -> str:
         return await asyncio.get_running_loop().run_in_executor(self._judging, build, field)
 
-    def _compile(self, grammar: str) -> InvalidRequest | None:
-        try:
-            self._compiler.prepare(grammar)
-        except InvalidRequest as error:
-            return error
-        return None
-
-    async def _compile_in_time(self, grammar: str, param: str) -> InvalidRequest | None:
+    async def _compile_in_time(self, grammar: FieldGrammar) -> Prototype:
         """A thread that is late is left alone: ``parser_limits`` end its work a little later. The time begins when a
         thread is free, which others may have to wait for."""
         loop, started = asyncio.get_running_loop(), asyncio.Event()
 
-        def work() -> InvalidRequest | None:
+        def work() -> Prototype:
             try:
                 with contextlib.suppress(InvalidRequest):  # told by ``prepare``
                     self._compiler.load()
             finally:
                 loop.call_soon_threadsafe(started.set)
-            return self._compile(grammar)
+            return self._compiler.prepare(grammar.text)
 
         compiling = asyncio.wrap_future(self._compiling.submit(work))
         try:
             await started.wait()
             return await asyncio.wait_for(compiling, self._limit_s)
         except TimeoutError:
-            message = f"{param} takes more than {self._limit_s:g} s to compile: it is too complex."
-            raise InvalidRequest(message, param=param) from None
+            message = f"{grammar.field} takes more than {self._limit_s:g} s to compile: it is too complex."
+            raise InvalidRequest(message, param=grammar.field) from None
         finally:
             compiling.cancel()
 
@@ -172,13 +171,7 @@ def _wish(body: StructuredFields) -> tuple[str, Build] | None:
         names = sorted(wishes)
         message = f"{' and '.join(names)} both say what the output must follow: send one of them."
         raise InvalidRequest(message, param=names[0])
-    ((field, build),) = wishes.items()
-    if body.use_beam_search:
-        raise InvalidRequest(f"use_beam_search cannot go with {field}.", param="use_beam_search")
-    if body.ignore_eos:
-        message = f"ignore_eos cannot go with {field}: a complete output has only its end to go on with."
-        raise InvalidRequest(message, param="ignore_eos")
-    return field, build
+    return next(iter(wishes.items()))
 
 
 def _wishes(body: StructuredFields) -> dict[str, Build]:
@@ -261,9 +254,8 @@ def _regex_grammar(regex: str, field: str) -> str:
 
 def _choice_grammar(choices: list[str], field: str) -> str:
     num_chars = sum(map(len, choices))
-    if not 1 <= len(choices) <= MAX_CHOICES or num_chars > MAX_CHOICE_CHARS:
-        message = (
-            f"{field} has {len(choices)} choices of {num_chars} characters together; 1 to {MAX_CHOICES} choices of "
-        )
-        raise InvalidRequest(message + f"at most {MAX_CHOICE_CHARS} characters are allowed.", param=field)
+    if not 1 <= len(choices) <= MAX_CHOICE_TEXTS or num_chars > MAX_CHOICE_CHARS:
+        given = f"{field} has {len(choices)} choices of {num_chars} characters together"
+        allowed = f"1 to {MAX_CHOICE_TEXTS} choices of at most {MAX_CHOICE_CHARS} characters are allowed"
+        raise InvalidRequest(f"{given}; {allowed}.", param=field)
     return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, choices))}\n"

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from ..worker.engine_loop import EngineLoop
-from ..worker.errors import Unavailable
-from ..worker.grammar_desk import GrammarDesk
-from ..worker.messages import Request, RouteDecision, SequenceUpdate
-from ..worker.metrics import metrics_text
-from ..worker.report_book import GroupIdentity, ReportBook
-from ..worker.spec import WorkerSpec
-from .api.metrics import GatewayMetrics
-from .api.service import GenerationRequest, Readiness, RouteWishes
-from .generation import ClusterGeneration, Placement, wire_request
-from .token_stream import GroupLost, TokenStream
+from ...worker.engine_loop import EngineLoop
+from ...worker.errors import Unavailable
+from ...worker.grammar_desk import GrammarDesk
+from ...worker.messages import Request, RouteDecision
+from ...worker.metrics import metrics_text
+from ...worker.report_book import GroupIdentity, ReportBook
+from ...worker.spec import WorkerSpec
+from ..api.metrics import GatewayMetrics
+from ..api.service import GenerationRequest, Readiness, RouteWishes
+from ..generation import ClusterGeneration, Placement, wire_request
+from ..group_line import GroupLine
+from ..token_stream import TokenStream
 
 if TYPE_CHECKING:
-    from ..worker.rank import LoadedRank
+    from ...worker.rank import LoadedRank
 
 GROUP = "local"
 """The one group, its only gateway, and why requests go there."""
@@ -33,42 +33,25 @@ GROUP = "local"
 POLL_S = 10.0
 STOP_S = 10.0
 
-logger = logging.getLogger(__name__)
 
-
-class LocalLine:
-    """The requests under way in an engine of this process, and the poll that brings their tokens.
-
-    Belongs to the event loop that it is made in.
-    """
+class LocalLine(GroupLine):
+    """To an engine of this process. Belongs to the event loop that it is made in."""
 
     def __init__(self, loop: EngineLoop, desk: GrammarDesk, generation: int) -> None:
-        self.generation = generation
+        super().__init__(generation)
         self.failure: str | None = None
         """Why the engine takes nothing more."""
         self._loop = loop
         self._desk = desk
-        self._streams: dict[str, TokenStream] = {}
         self._poller = asyncio.create_task(self._poll())
 
     async def submit(self, request: Request) -> TokenStream:
         """Raises RuntimeError when the engine is over."""
-        stream = TokenStream({branch.index: len(branch.output_token_ids) for branch in request.branches})
-        await self._desk.submit(request, self._loop.submit)  # its queue has no bound: nothing is refused
-        self._streams[request.request_id] = stream
-        return stream
+        self._desk.submit(request, self._loop)  # its queue has no bound: nothing is refused
+        return self._open(request)
 
-    def forget(self, request_id: str) -> None:
-        self._streams.pop(request_id, None)
-
-    def abort(self, request_id: str) -> None:
-        if request_id in self._streams:
-            self._loop.abort((request_id,))
-        self.forget(request_id)
-
-    def abort_branch(self, request_id: str, branch: int) -> None:
-        if request_id in self._streams:
-            self._loop.abort((request_id,), branch)
+    def _send_abort(self, request_id: str, branch: int | None) -> None:
+        self._desk.abort((request_id,), branch, self._loop)
 
     async def close(self) -> None:
         """No token comes any more."""
@@ -89,18 +72,9 @@ class LocalLine:
             for update in frame.updates:
                 self._deliver(update)
 
-    def _deliver(self, update: SequenceUpdate) -> None:
-        stream = self._streams.get(update.request_id)
-        if stream is not None and not stream.put(update):
-            logger.error("tokens of %s before position %d are missing", update.request_id, update.position)
-            self.abort(update.request_id)
-            stream.lose(GroupLost(is_dead=False))
-
     def _lose(self, error: RuntimeError) -> None:
         self.failure = str(error)
-        for stream in self._streams.values():
-            stream.lose(GroupLost(is_dead=True))
-        self._streams.clear()
+        self._lose_streams(is_dead=True)
 
 
 class LocalService:
@@ -116,7 +90,7 @@ class LocalService:
     @classmethod
     def start_engine(cls, spec: WorkerSpec, loaded: LoadedRank) -> Self:
         """Over a new engine."""
-        from ..worker.rank import engine_of, executor_of
+        from ...worker.rank import engine_of, executor_of
 
         identity = GroupIdentity(
             spec.served_model_name, GROUP, spec.generation, spec.block_size, loaded.num_blocks, spec.max_num_seqs

@@ -10,26 +10,34 @@ from __future__ import annotations
 import json
 import re
 
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from ...worker.errors import InvalidRequest
+from ....worker.errors import InvalidRequest
 from .json_schema import check_schema
 from .regex_size import MAX_UNROLLED, check_regex
 
 MAX_GRAMMAR_CHARS = 2**16
 MAX_NESTING = 50
 """Of brackets: GBNF is translated recursively."""
-MAX_GBNF_RULES = 300
+MAX_GBNF_CHARS = 2**14
+"""The translation takes up to 10 µs a character; Lark is only looked through, at a tenth of that."""
+MAX_GBNF_RULES = 200
 """The time of the translation grows with more than their square."""
+MAX_JSON_PARTS = 100
+"""Schemas within a grammar."""
+
+_LARK = re.compile(r"^[^\S\n]*+(?:%llguidance\b|start\s*:)", re.MULTILINE)
 
 _PART = re.compile(
-    r'"(?:\\.|[^"\\\n])*"'
-    r"|//[^\n]*|#[^\n]*|<\[[^\]\n]*\]>"
-    r"|/(?P<regex>(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n\[])+)/"
-    r"|\[[^\]\n]*?\b(?P<option>temperature|max_tokens|stop)\s*="
+    r'"(?:\\.|[^"\\\n])*+"?'
+    r"|//[^\n]*|#[^\n]*|<[^<>\s]*+>?"
+    r"|/(?P<regex>(?:\\.|[^/\\])++)/?"
+    r"|\b(?P<option>temperature|max_tokens|stop)\s*="
     r"|(?P<json>%json)\s*"
     r"|[{~,.]\s*(?P<count>\d+)"
 )
+"""llguidance's own tokens. One without its end, which llguidance refuses, reaches as far as was looked for it: so the
+search takes linear time."""
 
 
 def lark_of(grammar: str, param: str) -> str:
@@ -39,17 +47,25 @@ def lark_of(grammar: str, param: str) -> str:
         raise InvalidRequest(message, param=param)
     if _nesting(grammar) > MAX_NESTING:
         raise InvalidRequest(f"{param} nests brackets more than {MAX_NESTING} deep.", param=param)
-    if grammar.count("::=") > MAX_GBNF_RULES:
-        raise InvalidRequest(f"{param} has more than {MAX_GBNF_RULES} rules in GBNF.", param=param)
+    lark = grammar if _LARK.search(grammar) else _translated(grammar, param)
+    _check(lark, param)
+    return lark
+
+
+def _translated(grammar: str, param: str) -> str:
+    """From GBNF."""
+    num_rules = grammar.count("::=")
+    if num_rules > MAX_GBNF_RULES or len(grammar) > MAX_GBNF_CHARS:
+        message = f"{param} is taken for GBNF, for want of a rule start:, and has {num_rules} rules of {len(grammar)} "
+        limits = f"characters together; at most {MAX_GBNF_RULES} of {MAX_GBNF_CHARS} are allowed."
+        raise InvalidRequest(message + limits, param=param)
     try:
-        lark = any_to_lark(grammar)
+        return gbnf_to_lark(grammar)
     except Exception as error:  # a translator's verdict, in exceptions of many types
         reason = f"{error}"[:300]
         raise InvalidRequest(
             f"{param} is no grammar in Lark (start: …) or GBNF (root ::= …): {reason}", param=param
         ) from error
-    _check(lark, param)
-    return lark
 
 
 def _nesting(grammar: str) -> int:
@@ -61,7 +77,7 @@ def _nesting(grammar: str) -> int:
 
 
 def _check(lark: str, param: str) -> None:
-    place = 0
+    place = num_json_parts = 0
     while (part := _PART.search(lark, place)) is not None:
         place = part.end()
         if part["regex"] is not None:
@@ -71,6 +87,9 @@ def _check(lark: str, param: str) -> None:
         elif part["count"] is not None and (len(part["count"]) > 9 or int(part["count"]) > MAX_UNROLLED):
             raise InvalidRequest(f"{param} repeats something more than {MAX_UNROLLED} times.", param=param)
         elif part["json"] is not None:
+            num_json_parts += 1
+            if num_json_parts > MAX_JSON_PARTS:
+                raise InvalidRequest(f"{param} has more than {MAX_JSON_PARTS} schemas (%json).", param=param)
             place = _check_json(lark, place, param)
 
 

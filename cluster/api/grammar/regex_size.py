@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ...worker.errors import InvalidRequest
+from ....worker.errors import InvalidRequest
 
 MAX_REGEX_CHARS = 4_096
 MAX_UNROLLED = 5_000
@@ -12,8 +12,13 @@ MAX_UNROLLED = 5_000
 size grows with. ``^.{1,4000}$`` is 4,000."""
 
 _TOKEN = re.compile(
-    r"\\(?:[pPxu]\{[^}]*\}|.)|\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]|\{(\d+)(,?)(\d*)\}|\(\?<?[\w:!=-]*>?|.", re.DOTALL
+    r"\\(?:[pPxu]\{[^}]{0,64}\}|.)"
+    r"|\[\^?+\]?+(?:\\.|\[:\w+:\]|[^\]\\])*+\]?"
+    r"|\{(\d*+),?+(\d*+)\}"
+    r"|\(\?<?[\w:!=-]*>?|.",
+    re.DOTALL,
 )
+"""What it has looked at it takes, a class without its end too, which llguidance refuses: so its time is linear."""
 
 
 def check_regex(pattern: str, param: str, at: str | None = None) -> None:
@@ -43,7 +48,7 @@ def unrolled_size(pattern: str) -> int:
             last = groups.pop()
             groups[-1] += last
         elif token[1] is not None:
-            times = max(int(token[1]), int(token[3] or 0), 1)
+            times = max(int(token[1] or 0), int(token[2] or 0), 1)
             groups[-1] += last * (times - 1)
             last *= times
         elif text not in "|*+?^$":

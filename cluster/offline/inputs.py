@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..worker.errors import ContextLengthExceeded, InvalidRequest, OctavoError
-from .api.errors import describe
+from ...worker.errors import ContextLengthExceeded, InvalidRequest, OctavoError
+from ..api.errors import describe
 
 Prompt = str | Sequence[int]
 Params = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None

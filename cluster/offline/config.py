@@ -10,13 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..worker.checkpoint.store import resolve_model
-from ..worker.errors import ConfigurationError
-from ..worker.spec import WorkerSpec
-from .cli_options import absolute_model
-from .config import ServeConfig
-from .plan import ServePlan
-from .preflight import check_memory, check_model, fit_context, note_defaults, read_chat_template
+from ...worker.checkpoint.store import resolve_model
+from ...worker.errors import ConfigurationError
+from ...worker.spec import WorkerSpec
+from ..cli_options import absolute_model
+from ..config import ServeConfig
+from ..plan import ServePlan
+from ..preflight import (
+    check_chat_template,
+    check_memory,
+    check_model,
+    fit_context,
+    note_defaults,
+    read_chat_template,
+)
 
 FLAGS = frozenset(
     {
@@ -53,6 +60,7 @@ def plan_of(model: str | Path | None, flags: Mapping[str, Any]) -> LocalPlan:
     device = _device(config)
     config = config.for_device(device)
     check_model(config, resolved.path)
+    check_chat_template(config, resolved.path, logger.info)
     config = fit_context(config, resolved.path, logger.info)
     note_defaults(config, resolved.path, logger.info)
     check_memory(config, resolved.path)

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from .llm_calls import answer_chats, answer_prompts, embed
-from .llm_config import plan_of
-from .llm_inputs import Params, Prompt, bodies_of, listed_chats, listed_prompts
-from .llm_results import EmbeddingOutput, RequestOutput
-from .local_model import LocalModel
+from .calls import answer_chats, answer_prompts, embed
+from .config import plan_of
+from .inputs import Params, Prompt, bodies_of, listed_chats, listed_prompts
+from .model import LocalModel
+from .results import EmbeddingOutput, RequestOutput
 
 
 class LLM:

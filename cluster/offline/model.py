@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from ..worker.grammar import GrammarCompiler
-from ..worker.spec import WorkerSpec
-from .api.judging import JudgeRecipe
-from .api.requests import JudgedRequest, RequestJudge
-from .api.run import Run
-from .api.text import TextProcessor
-from .llm_config import LocalPlan
-from .local_engine import GROUP, LocalService
+from ...worker.grammar import GrammarCompiler
+from ...worker.spec import WorkerSpec
+from ..api.judging import JudgeRecipe
+from ..api.requests import JudgedRequest, RequestJudge
+from ..api.run import Run
+from ..api.text import TextProcessor
+from ..plan import compile_cache, served_model
+from .config import LocalPlan
+from .engine import GROUP, LocalService
 from .loop_thread import LoopThread
-from .plan import compile_cache, served_model
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ async def _bring_up(spec: WorkerSpec, folder: Path, grammars: GrammarCompiler) -
     that has more of them than processors hardly spin; others spin for milliseconds, and a step takes many times as long
     on a busy machine (see ``kernels/cpu_environment.py``).
     """
-    from ..worker.rank import load_alone
+    from ...worker.rank import load_alone
 
     with _kernel_settings(compile_cache(spec.cache_dir)):
         loaded = replace(load_alone(folder, spec), grammars=grammars)  # what a judge has compiled is there

@@ -11,8 +11,10 @@ its path; llguidance alone would pass over those that it has never heard of. Wha
 
 from __future__ import annotations
 
+import bisect
 import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
@@ -20,7 +22,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from ...worker.errors import InvalidRequest
+from ....worker.errors import InvalidRequest
 from .regex_size import check_regex
 from .schema_values import circular, without_values
 
@@ -33,6 +35,10 @@ MAX_PROPERTIES = 500
 MAX_ENUM_VALUES = 5_000
 MAX_LENGTH = 1_000_000
 """Of minLength, maxLength, minItems, maxItems, minProperties and maxProperties."""
+MAX_PATTERN_CHARS = 2**16
+"""Of all regular expressions of a schema together."""
+JUDGE_LIMIT_S = 2.0
+"""Each rule takes time in proportion to the schema, in all about 0.2 s; this is for a machine that has none left."""
 MAX_MULTIPLE_OF = 100_000
 """Product of the different ``multipleOf`` of a schema: an automaton has so many states."""
 
@@ -81,16 +87,20 @@ class _Judge:
         self._subschemas: dict[int, dict[str, Any]] = {}
         self._refs: list[tuple[str, str]] = []
         self._num_enum_values = 0
+        self._num_pattern_chars = 0
         self._multiples: set[Decimal] = set()
 
     def judge(self) -> None:
         self._check_draft()
+        ends_s = time.monotonic() + JUDGE_LIMIT_S
         waiting: list[tuple[Any, str]] = [(self._root, self._param)]
         while waiting:
             schema, path = waiting.pop()
             waiting += self._judge_one(schema, path)
             if len(self._places) > MAX_SUBSCHEMAS:
                 raise self._bad(self._param, f"has more than {MAX_SUBSCHEMAS} subschemas")
+            if time.monotonic() > ends_s:
+                raise self._bad(self._param, f"takes more than {JUDGE_LIMIT_S:g} s to judge")
         for reference, path in self._refs:
             if id(self._resolve(reference)) not in self._places:
                 raise self._bad(path, f"{reference[:100]!r} points to no schema in this schema")
@@ -142,7 +152,7 @@ class _Judge:
         if any(_CONTROL.search(name) for name in names):
             raise self._bad(f"{path}.properties", "has a name with a control character")
         for pattern in schema.get("patternProperties", {}):
-            check_regex(pattern, self._param, f"{path}.patternProperties")
+            self._check_regex(pattern, f"{path}.patternProperties")
         if schema.get("minProperties", 0) > max(1, len(schema.get("required", ()))):
             # Nothing keeps further properties from having the same name, and then there are fewer.
             raise self._bad(f"{path}.minProperties", "above 1 and the number of required ones is not supported")
@@ -156,8 +166,8 @@ class _Judge:
         numbers = [schema for schema in schemas if schema.get("type") != "integer"]
         for exclusive, others in (("exclusiveMinimum", _UPPER), ("exclusiveMaximum", _LOWER)):
             bounds = {schema[exclusive] for schema in numbers if exclusive in schema}
-            ends = {schema[other] for schema in numbers for other in others if other in schema}
-            if any(bound == int(bound) and abs(end - bound) < 1 for bound in bounds for end in ends):
+            ends = sorted({schema[other] for schema in numbers for other in others if other in schema})
+            if any(bound == int(bound) and _distance(bound, ends) < 1 for bound in bounds):
                 raise self._bad(f"{path}.{exclusive}", "is not supported with another bound that is less than 1 away")
 
     def _check_draft(self) -> None:
@@ -185,7 +195,16 @@ class _Judge:
 
     def _pattern(self, value: Any, at: str) -> None:
         self._expect(isinstance(value, str), at, "must be a regular expression")
-        check_regex(value, self._param, at)
+        self._check_regex(value, at)
+
+    def _check_regex(self, pattern: str, at: str) -> None:
+        self._num_pattern_chars += len(pattern)
+        if self._num_pattern_chars > MAX_PATTERN_CHARS:
+            message = (
+                f"is too much: the regular expressions of a schema may have {MAX_PATTERN_CHARS} characters together"
+            )
+            raise self._bad(at, message)
+        check_regex(pattern, self._param, at)
 
     def _format(self, value: Any, at: str) -> None:
         self._expect(isinstance(value, str), at, "must be a string")
@@ -247,7 +266,7 @@ def _resolve(root: Mapping[str, Any], reference: str) -> Any:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(place, dict):
             place = place.get(name)
-        elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+        elif isinstance(place, list) and name.isdecimal() and len(name) < 10 and int(name) < len(place):
             place = place[int(name)]
         else:
             return None
@@ -267,6 +286,12 @@ def _elements(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []
+
+
+def _distance(number: float, others: list[float]) -> float:
+    """To the nearest of the others, which are in order."""
+    place = bisect.bisect_left(others, number)
+    return min((abs(other - number) for other in others[max(0, place - 1) : place + 1]), default=math.inf)
 
 
 def _is_integer(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -18,12 +19,16 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._is_closed = False
+        self._lock = threading.RLock()
+        """What is started is in the loop's queue before its stop, or is refused. The garbage collector may close it
+        while its own thread holds the lock."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What it returns or raises. What interrupts the wait, as Ctrl-C does, cancels it and is raised when it has
-        ended. Raises RuntimeError after ``close``, or when that has ended it."""
+        ended. Raises RuntimeError after ``close``, or when that has ended it, and in the loop's own thread."""
         over = threading.Event()
         tasks: list[asyncio.Task[T]] = []
 
@@ -34,15 +39,16 @@ class LoopThread:
         def cancel() -> None:
             tasks[0].cancel()
 
-        try:
+        with self._lock:
+            if self._is_closed or threading.current_thread() is self._thread:  # which would wait for itself
+                coroutine.close()
+                raise RuntimeError("it was closed" if self._is_closed else "it was called from within")
             self._loop.call_soon_threadsafe(start)
-        except RuntimeError:
-            coroutine.close()
-            raise
         try:
             over.wait()
         except BaseException:
-            self._loop.call_soon_threadsafe(cancel)
+            with contextlib.suppress(RuntimeError):  # closed meanwhile: all has ended
+                self._loop.call_soon_threadsafe(cancel)
             over.wait(END_S)
             raise
         if tasks[0].cancelled():
@@ -51,9 +57,10 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what runs and end the thread; harmless when repeated."""
-        if self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
         if threading.current_thread() is not self._thread:  # as when the garbage collector happens to run there
             self._thread.join(END_S)
 
