@@ -23,7 +23,7 @@ setup: ## make .venv with everything in it
 serve: setup ## start a cluster with the embedded model on http://127.0.0.1:8000
 	@exec $(BIN)/octavo serve $(ARGS)
 
-test: setup ## check, triton, diff, then the tests that start clusters (27 minutes)
+test: setup ## check, triton, diff, then the tests that start clusters (30 minutes)
 	@.ci/suites test
 
 check: setup ## lint, format, types and unit tests, without Ray (3 minutes)
