@@ -5,13 +5,14 @@ It is made here and not by FastAPI, which would judge bodies by rules of its own
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from .operations import model_card
 from .schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from .service import ServedModel
 from .tokens_endpoints import DETOKENIZE, TOKENIZE, TOKENIZER_INFO, DetokenizeRequest, TokenizeRequest
@@ -147,14 +148,7 @@ def _tokens(info: ServedModel) -> list[Endpoint]:
 
 
 def _models(info: ServedModel) -> list[Endpoint]:
-    card = {
-        "id": info.name,
-        "object": "model",
-        "created": info.created,
-        "owned_by": "octavo",
-        "max_model_len": info.max_model_len,
-        "sampling_defaults": asdict(info.defaults),
-    }
+    card = model_card(info)
     name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "example": info.name}
     return [
         Endpoint("/v1/models", "get", "The served model.", {"object": "list", "data": [card]}),

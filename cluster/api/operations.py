@@ -53,8 +53,9 @@ def add_operations(app: FastAPI, service: GenerationService, metrics: GatewayMet
         return json_response({"version": version("octavo")})
 
 
-def add_models(app: FastAPI, info: ServedModel) -> None:
-    card = {
+def model_card(info: ServedModel) -> dict[str, Any]:
+    """The model as ``/v1/models`` shows it."""
+    return {
         "id": info.name,
         "object": "model",
         "created": info.created,
@@ -62,6 +63,10 @@ def add_models(app: FastAPI, info: ServedModel) -> None:
         "max_model_len": info.max_model_len,
         "sampling_defaults": asdict(info.defaults),
     }
+
+
+def add_models(app: FastAPI, info: ServedModel) -> None:
+    card = model_card(info)
 
     @app.api_route("/v1/models", methods=GET)
     async def models() -> Response:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from ..message import MessageDelta, ToolCallDelta
 from .call_reader import CallReader, ObjectCall
+from .marks import Marks
 
 _LETTERS = string.ascii_letters + string.digits
 _NUM_LETTERS = 24
@@ -146,6 +147,15 @@ class ToolParser(ABC):
         self._give_content(self._prefix)
         self._prefix = ""
         self._state = state
+        return True
+
+    def _find_mark(self, marks: Marks, found: Callable[[], bool]) -> bool:
+        """Give the text before the next mark, and go on with ``found`` behind it; False: there is none so far."""
+        before, mark, self._text = marks.split(self._text)
+        self._give_content(before)
+        if mark is None:
+            return False
+        self._prefix, self._state = mark, found
         return True
 
     def _skip_blank(self) -> None:

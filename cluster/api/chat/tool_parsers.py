@@ -37,12 +37,7 @@ class HermesParser(ToolParser):
     _marks = Marks([TAG])
 
     def _begin(self) -> bool:
-        before, mark, self._text = self._marks.split(self._text)
-        self._give_content(before)
-        if mark is None:
-            return False
-        self._prefix, self._state = mark, self._opened
-        return True
+        return self._find_mark(self._marks, self._opened)
 
     def _opened(self) -> bool:
         self._skip_blank()
@@ -116,12 +111,7 @@ class MistralParser(ToolParser):
 
     def _begin(self) -> bool:
         self._in_list = False
-        before, mark, self._text = self._marks.split(self._text)
-        self._give_content(before)
-        if mark is None:
-            return False
-        self._prefix, self._state = mark, self._opened
-        return True
+        return self._find_mark(self._marks, self._opened)
 
     def _opened(self) -> bool:
         self._skip_blank()
