@@ -87,9 +87,11 @@ class Remote:
 class Leader:
     """What ``worker/actor.py`` is, with an engine that counts."""
 
-    def __init__(self, name: str, generation: int, pause_s: float, max_queued_requests: int | None) -> None:
+    def __init__(
+        self, name: str, generation: int, pause_s: float, max_queued_requests: int | None, told_num_seqs: int
+    ) -> None:
         executor = CountingExecutor(pause_s)
-        identity = GroupIdentity("m", name, generation, 16, LIMITS.num_blocks, LIMITS.max_num_seqs)
+        identity = GroupIdentity("m", name, generation, 16, LIMITS.num_blocks, told_num_seqs)
         self.dead = False
         self.loop = EngineLoop(
             lambda emit: Engine(Scheduler(LIMITS, HASHER), executor, clock=time.monotonic, emit=emit),
@@ -123,13 +125,19 @@ class Leader:
 
 
 class Cluster:
-    """A router and two leaders, and the service of one gateway."""
+    """A router and two leaders, and the service of one gateway. The router is told of ``told_num_seqs`` places each."""
 
-    def __init__(self, pause_s: float = 0.002, max_queued_requests: int | None = None) -> None:
+    def __init__(
+        self,
+        pause_s: float = 0.002,
+        max_queued_requests: int | None = None,
+        told_num_seqs: int = LIMITS.max_num_seqs,
+    ) -> None:
         self.core = RouterCore()
         self.router_dead = False
         self.leaders = {
-            name: Leader(name, number, pause_s, max_queued_requests) for number, name in enumerate(("a", "b"), start=1)
+            name: Leader(name, number, pause_s, max_queued_requests, told_num_seqs)
+            for number, name in enumerate(("a", "b"), start=1)
         }
         for name in ("route", "registry", "report_gateway", "cluster_metrics"):
             setattr(self, name, Remote(getattr(self.core, name), lambda: self.router_dead))
@@ -287,8 +295,9 @@ async def test_case_bug_078_branches_that_are_ended_leave_nothing(cluster: Clust
 
 
 async def test_full_queues_refuse_at_once_with_what_the_flag_says() -> None:
-    """Each group runs one request of 8 branches and lets one more wait."""
-    cluster = Cluster(pause_s=0.01, max_queued_requests=1)
+    """Each group runs one request of 8 branches and lets one more wait; the router, which would queue what finds no
+    place, takes them for larger than they are."""
+    cluster = Cluster(pause_s=0.01, max_queued_requests=1, told_num_seqs=1_000)
     await cluster.report()
     generations: list[Any] = []
 

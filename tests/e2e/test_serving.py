@@ -132,7 +132,8 @@ def test_a_client_that_goes_away_frees_its_blocks(cluster: ServeProcess) -> None
         "temperature": 0,
     }
     with httpx.stream("POST", f"{cluster.url}/v1/chat/completions", json=body, timeout=60) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # the connection ends with them
+        next(lines)
         wait_until(lambda: cluster.gauge("octavo_num_requests_running") > 0, timeout_s=10, what="a running request")
     wait_until(lambda: cluster.gauge("octavo_num_requests_running") == 0, timeout_s=10, what="nothing running")
     wait_until(lambda: cluster.gauge("octavo_kv_cache_usage_perc") == 0, timeout_s=10, what="no block held")
