@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,10 +32,16 @@ _TEMPLATES: Mapping[str, str] = {
     "string_pattern_mismatch": "must be of the form {pattern}",
     "tuple_type": "must be a list",
     "model_type": "must be a mapping of settings",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
 }
 _SHOWN_LENGTH = 80
 _SECRET = frozenset({"api_key", "ssl_keyfile"})
 """Fields in whose place a secret may have been given."""
+
+
+Place = Callable[[Sequence[int | str]], str]
+"""What to call a value, by the names of settings and the numbers of list entries that lead to it."""
 
 
 def flag(field: str) -> str:
@@ -43,31 +49,49 @@ def flag(field: str) -> str:
     return "MODEL" if field == "model" else "--" + field.replace("_", "-")
 
 
-def describe(error: ValidationError, fields: Sequence[str]) -> str:
-    """One line for everything that is wrong: ``--port: must be at most 65535, got 70000``."""
-    return "; ".join(_sentence(dict(details), fields) for details in error.errors(include_url=False))
+def field_of(name: str) -> str:
+    """The field of a flag."""
+    return "model" if name == "MODEL" else name[2:].replace("-", "_")
 
 
-def _sentence(details: dict[str, Any], fields: Sequence[str]) -> str:
+def flag_place(location: Sequence[int | str]) -> str:
+    """The flag, and the way to a value within it: ``--tenants: alice.weight``. Of models, which have no flag, the way."""
+    if location[0] == "models":
+        return dotted(location)
+    return ": ".join([flag(str(location[0])), *([dotted(location[1:])] if location[1:] else [])])
+
+
+def dotted(location: Sequence[int | str]) -> str:
+    """``tenants.alice.weight``"""
+    return ".".join(map(str, location))
+
+
+def describe(error: ValidationError, fields: Sequence[str], place: Place = flag_place) -> str:
+    """One line for everything that is wrong: ``--port: must be at most 65535, got 70000``. ``fields`` are those of the
+    configuration, for hints; ``place`` says what to call a value."""
+    return "; ".join(_sentence(dict(details), fields, place) for details in error.errors(include_url=False))
+
+
+def _sentence(details: dict[str, Any], fields: Sequence[str], place: Place) -> str:
     location, kind = details["loc"], details["type"]
     if not location:
         return f"the configuration must be a mapping of settings, got a {type(details['input']).__name__}"
     if kind == "extra_forbidden":
-        name = str(location[0])
-        return (
-            f"{name}: no such setting{_hint(name, fields)}"
-            if len(location) == 1
-            else f"{_place(location)}: no such setting"
-        )
+        return _unknown(location, fields, place)
     template = _TEMPLATES.get(kind)
     wanted = template.format(**details.get("ctx", {})) if template else details["msg"]
     given = "" if location[0] in _SECRET else f", got {_shown(details['input'])}"
-    return f"{_place(location)}: {wanted}{given}"
+    return f"{place(location)}: {wanted}{given}"
 
 
-def _place(location: Sequence[int | str]) -> str:
-    """The flag, and the way to a value within it: ``--tenants: alice.weight``."""
-    return ": ".join([flag(str(location[0])), *([".".join(map(str, location[1:]))] if location[1:] else [])])
+def _unknown(location: Sequence[int | str], fields: Sequence[str], place: Place) -> str:
+    name = str(location[-1])
+    if len(location) == 1:  # no flag has that name
+        said = name if place is flag_place else place(location)
+        return f"{said}: no such setting{_hint(name, fields)}"
+    if location[0] == "models" and name in fields:
+        return f"{place(location)}: is a setting of the whole cluster, not of one model"
+    return f"{place(location)}: no such setting{_hint(name, fields if location[0] == 'models' else ())}"
 
 
 def _hint(name: str, fields: Sequence[str]) -> str:

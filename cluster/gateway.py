@@ -20,10 +20,10 @@ from starlette.types import Lifespan
 from ..worker.checkpoint.store import resolve_model
 from ..worker.errors import InvalidRequest
 from ..worker.routing_hash import RoutingHasher
-from .api.app import build_app
-from .api.body_worker import BodyWorker
-from .api.judging import JudgeRecipe
+from .api.http.app import build_app
+from .api.http.body_worker import BodyWorker
 from .api.metrics import GatewayMetrics
+from .api.request.judging import JudgeRecipe
 from .data_plane import ClusterService
 from .plan import NAMESPACE, ServePlan, router_names, served_model
 from .router_client import RouterClient

@@ -11,7 +11,7 @@ from typing import Literal
 from ..worker.model.config import ModelConfig
 from ..worker.spec import WorkerSpec
 from .api.chat.prompts import ChatOptions
-from .api.generation_defaults import GenerationDefaults
+from .api.request.generation_defaults import GenerationDefaults
 from .api.service import ServedModel
 from .config import DEFAULT_GPU_MEMORY_UTILIZATION, DEFAULT_PRIORITY_AGING_S, ServeConfig
 

@@ -13,10 +13,10 @@ from ..worker.ledger import gib
 from ..worker.model.config import ModelConfig
 from ..worker.model.device_limits import Device, check_any_device, check_device
 from ..worker.model.partition import partition
-from .api.auth import ApiKeys
 from .api.chat.prompts import DEFAULT_OPTIONS, ChatOptions, ChatPrompts
-from .api.fields import MAX_TEMPLATE_CHARS
-from .api.generation_defaults import GenerationDefaults
+from .api.http.auth import ApiKeys
+from .api.request.fields import MAX_TEMPLATE_CHARS
+from .api.request.generation_defaults import GenerationDefaults
 from .config import ServeConfig
 from .trace_recorder import check_trace_file
 
@@ -67,7 +67,7 @@ def check_chat_template(config: ServeConfig, folder: Path, note: Callable[[str],
     parsers = ChatOptions(tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     if config.model is None and template is None and parsers == DEFAULT_OPTIONS:
         return
-    from .api.text import template_source  # transformers' part for tokenizers: seconds
+    from .api.text.processor import template_source  # transformers' part for tokenizers: seconds
 
     source = template_source(folder, template)
     if source is not None:

@@ -25,7 +25,7 @@ def become_child() -> None:
     child = os.fork()
     if child == 0:
         os.setsid()
-        _end_with_parent()
+        end_with_parent()
         return
     raise SystemExit(_wait_for(child))
 
@@ -45,7 +45,7 @@ def _wait_for(child: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """SIGTERM for this process when its parent dies (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-
-
-class Histogram:
-    """Counts of values by upper bounds, as Prometheus has them."""
-
-    def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
-        self.sum = 0.0
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-
-    def add(self, value: float) -> None:
-        self.sum += value
-        self._counts[bisect_left(self._bounds, value)] += 1
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, how many values were not above it), the last for all."""
-        total, buckets = 0.0, []
-        for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
-            total += count
-            buckets.append((bound, total))
-        return buckets
+from ..worker.histogram import Histogram
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from .beam_run import BeamRun
 from .deadlines import Deadlines
 from .errors import InvalidRequest
+from .histogram import REQUEST_SECONDS, STEP_TOKENS, Histogram
 from .judge import judge
 from .live_request import LiveRequest
 from .messages import Branch, FinishReason, Request, RequestProgress, SequenceUpdate, TokenLogprobs
@@ -55,6 +57,13 @@ class EngineCounters:
     num_computed_tokens: int = 0
     num_nan_rows: int = 0
     """Rows of logits that held NaN, or no finite number."""
+    step_tokens: Histogram = field(default_factory=partial(Histogram, STEP_TOKENS))
+    queue_s: Histogram = field(default_factory=partial(Histogram, REQUEST_SECONDS))
+    """From a request's receipt to the first step that computes a part of it."""
+    prefill_s: Histogram = field(default_factory=partial(Histogram, REQUEST_SECONDS))
+    """From then to its first token."""
+    decode_s: Histogram = field(default_factory=partial(Histogram, REQUEST_SECONDS))
+    """From then to its end."""
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
@@ -226,6 +235,7 @@ class Engine:
             under_way.started_s = time_s
         num_tokens = len(times_s) * num_sequences
         self.counters.num_steps += len(times_s)
+        self.counters.step_tokens.add(num_sequences, len(times_s))
         self.counters.num_computed_tokens += num_tokens
         self.counters.num_generation_tokens += num_tokens
 
@@ -243,7 +253,15 @@ class Engine:
         rows = [self._sampling_row(*each) for each in zip(step.sampled, step.positions, strict=True)]
         now = self._clock()
         self._planning_s = now - started
+        for sequence in step.admitted:
+            self._note_admitted(sequence, now)
         return _UnderWay(step, self._executor.launch(step.plan, rows), now)
+
+    def _note_admitted(self, sequence: Sequence, now: float) -> None:
+        live = self._live[sequence.request.request_id]
+        if live.admitted_s is None:
+            live.admitted_s = now
+            self.counters.queue_s.add(now - live.received_s)
 
     def _sampling_row(self, sequence: Sequence, position: int) -> SamplingRow:
         sampling = sequence.request.sampling
@@ -320,8 +338,10 @@ class Engine:
         return max(0, self._under_way.step.num_prefill_tokens - int(passed_s * self.speed.prefill_tokens_per_s))
 
     def _account(self, step: ScheduledStep, duration_s: float | None) -> None:
+        num_tokens = step.plan.token_ids.size
         self.counters.num_steps += 1
-        self.counters.num_computed_tokens += step.plan.token_ids.size
+        self.counters.num_computed_tokens += num_tokens
+        self.counters.step_tokens.add(num_tokens)
         if duration_s is not None:
             self.speed.note(step.num_prefill_tokens, step.num_decoded, duration_s, step.prefill_context)
 
@@ -371,7 +391,14 @@ class Engine:
             return
         reason, cached = FinishReason.STOP, sequence.num_cached_tokens
         update = SequenceUpdate(
-            request.request_id, sequence.branch, 0, (), reason, cached, embedding=embedding.tobytes()
+            request.request_id,
+            sequence.branch,
+            0,
+            (),
+            reason,
+            cached,
+            embedding=embedding.tobytes(),
+            phases=live.phases,
         )
         self._emit(request.gateway_id, update)
         self._end(sequence, reason)
@@ -385,14 +412,19 @@ class Engine:
         self._note_prefilled(live, sequence)
         reason = _stop_reason(sequence)
         told = () if logprobs is None else (logprobs,)
-        self._send(sequence, sequence.branch, position, (token,), reason, logprobs=told)
+        phases, live.phases = live.phases, None
+        self._send(sequence, sequence.branch, position, (token,), reason, logprobs=told, phases=phases)
         if reason is not None:
             self._end(sequence, reason)
 
     def _note_prefilled(self, live: LiveRequest, sequence: Sequence) -> None:
         if live.num_cached_tokens is None:
+            now = self._clock()
             live.num_cached_tokens = sequence.num_cached_tokens or 0
-            live.ttft_s = self._clock() - live.received_s
+            live.ttft_s = now - live.received_s
+            admitted_s = live.received_s if live.admitted_s is None else live.admitted_s
+            live.phases = (admitted_s - live.received_s, now - admitted_s)
+            self.counters.prefill_s.add(now - admitted_s)
             self._note(live.progress())
 
     def _search(self, sequence: Sequence, candidates: tuple[Candidate, ...]) -> None:
@@ -414,7 +446,7 @@ class Engine:
             output = found[number] if number < len(found) else None
             tokens = output.token_ids if output else ()
             ended = reason or (output and output.reason) or FinishReason.LENGTH
-            self._send(live.sequences[0], branch.index, 0, tokens, ended, error)
+            self._send(live.sequences[0], branch.index, 0, tokens, ended, error, phases=live.phases)
             self.counters.finished[ended] += 1
         for sequence in live.sequences:
             self.scheduler.finish(sequence, reason or FinishReason.ABORT)
@@ -447,13 +479,24 @@ class Engine:
         error: str | None = None,
         param: str | None = None,
         logprobs: tuple[TokenLogprobs, ...] = (),
+        phases: tuple[float, float] | None = None,
     ) -> None:
         request, cached = sequence.request, sequence.num_cached_tokens
         retry_after_s = None
         if reason is FinishReason.OVERLOADED:
             retry_after_s = self.speed.retry_after_s(self.scheduler.num_uncomputed_prompt_tokens)
         update = SequenceUpdate(
-            request.request_id, branch, position, tokens, reason, cached, error, retry_after_s, param, logprobs=logprobs
+            request.request_id,
+            branch,
+            position,
+            tokens,
+            reason,
+            cached,
+            error,
+            retry_after_s,
+            param,
+            logprobs=logprobs,
+            phases=phases,
         )
         self._emit(request.gateway_id, update)
 
@@ -468,6 +511,8 @@ class Engine:
 
     def _forget(self, live: LiveRequest) -> None:
         del self._live[live.request.request_id]
+        if live.num_cached_tokens is not None:
+            self.counters.decode_s.add(self._clock() - live.received_s - live.ttft_s)
         self._note(live.progress(finished=True))
 
     # ---- what can be seen ----

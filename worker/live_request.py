@@ -26,8 +26,12 @@ class LiveRequest:
     search: BeamRun | None = None
     num_cached_tokens: int | None = None
     """Of the first branch that was computed; None until its prompt is."""
+    admitted_s: float | None = None
+    """When the first step that computes a part of it was planned, on the engine's clock."""
     ttft_s: float = 0.0
     """From its receipt to its first token; 0.0 before that."""
+    phases: tuple[float, float] | None = None
+    """What an update has to tell of them; see ``SequenceUpdate.phases``."""
     num_output_tokens: int = 0
     """Of the branches that have ended."""
     hidden_sum: NDArray[np.float64] | None = None

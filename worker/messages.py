@@ -8,7 +8,7 @@ goes on where the first one stopped.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, TypeAlias
 
 from .routing_hash import whole_hashes
@@ -123,6 +123,10 @@ class Request:
     """Seconds that it may wait until its first token is being computed; then it ends with ``OVERLOADED``."""
     pooling: Pooling | None = None
     """Nothing is drawn: the answer is one vector, made of the prompt's last hidden states."""
+    trace: str | None = None
+    """The W3C ``traceparent`` of the span that it belongs to, for logs."""
+    client_request_id: str | None = None
+    """The client's own x-request-id, for logs; others may have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,9 @@ class SequenceUpdate:
     ahead of the first output token. A repeat is harmless."""
     embedding: bytes | None = None
     """The vector of a ``pooling`` request: float32, little endian."""
+    phases: tuple[float, float] | None = field(default=None, compare=False)
+    """Told once, when the request's prompt is computed: seconds from its receipt until the first step that computed a
+    part of it, and from then to its first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +320,8 @@ class RouteQuery:
     """Names of groups that are chosen where that costs little."""
     attempt: int = 1
     """Above 1 for a request that another group had taken: it has had its turn, and is never refused for others."""
+    trace: str | None = None
+    """See ``Request.trace``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ class ScheduledStep:
     """One for each of the plan's."""
     completed: tuple[Sequence, ...] = ()
     """Sequences that draw nothing, computed to their end: with this step they are over."""
+    admitted: tuple[Sequence, ...] = ()
+    """Sequences that were admitted for the first time since the step before."""
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -165,6 +167,7 @@ class PlanBuilder:
         *,
         plans_ahead: bool,
         reads_prompts: bool = False,
+        admitted: tuple[Sequence, ...] = (),
     ) -> ScheduledStep:
         """The step; the ranks then know the block tables of its sequences as they are now.
 
@@ -188,6 +191,7 @@ class PlanBuilder:
             scored,
             pooled,
             tuple(rows.completed),
+            admitted,
         )
 
     def _rows(self) -> _Rows:

@@ -99,6 +99,8 @@ class Scheduler:
         self._num_completed_steps = 0
         self._placed: list[Sequence] = []
         """Running sequences that may fill a block in the step being planned."""
+        self._admitted: list[Sequence] = []
+        """For the first time, and no step says so yet."""
         self._num_claimed_blocks = 0
         """Fenced blocks that running sequences passed over in this plan wait for."""
 
@@ -367,7 +369,9 @@ class Scheduler:
             forks,
             plans_ahead=self.limits.plans_ahead,
             reads_prompts=self._batch.reads_prompts,
+            admitted=tuple(self._admitted),
         )
+        self._admitted.clear()
         self._waiting.count_service(step)
         return step
 
@@ -434,6 +438,7 @@ class Scheduler:
 
     def _note_first_admission(self, sequence: Sequence) -> None:
         sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+        self._admitted.append(sequence)
         if self._memory.may_use_cache(sequence):
             self.counters.num_queried_prompt_tokens += sequence.num_prompt_tokens
             self.counters.num_cached_prompt_tokens += sequence.num_cached_tokens

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import itertools
+import operator
 import types
 import typing
 from collections.abc import Callable
@@ -32,31 +33,50 @@ class WireError(ValueError):
 
 def pack(message: Any) -> bytes:
     """Encode a dataclass instance whose class has a ``KIND`` (a short string)."""
-    wire = [message.KIND, WIRE_VERSION, *_fields_to_wire(message)]
+    wire = [message.KIND, WIRE_VERSION, *_encoder(type(message))(message)]
     return typing.cast(bytes, msgpack.packb(wire, unicode_errors=_UNICODE_ERRORS))
 
 
 def unpack(data: bytes, kind: type[T]) -> T:
     """Decode one message of class ``kind``. Raises WireError when the bytes are something else."""
-    message_type: Any = kind
-    expected = message_type.KIND
+    return unpack_any(data, (kind,))
+
+
+def unpack_any(data: bytes, kinds: tuple[type[T], ...]) -> T:
+    """Decode one message of one of these classes. Raises WireError when the bytes are something else."""
+    expected: Any = kinds
+    names = "".join(f", {kind.KIND!r}" for kind in expected)[2:]
     try:
         head, _version, *fields = _array(msgpack.unpackb(data, use_list=False, unicode_errors=_UNICODE_ERRORS))
-        if head == expected:
-            return typing.cast(T, _decoder(message_type)(tuple(fields)))
+        for kind in expected:
+            if head == kind.KIND:
+                return typing.cast(T, _decoder(kind)(tuple(fields)))
     except (ValueError, TypeError, LookupError) as error:
-        raise WireError(f"not a message {expected!r}: {error}") from error
-    raise WireError(f"expected a message {expected!r}, got {head!r}")
+        raise WireError(f"not a message {names}: {error}") from error
+    raise WireError(f"expected a message {names}, got {head!r}")
 
 
-def _fields_to_wire(message: Any) -> list[Any]:
-    kind: Any = type(message)
-    values = [getattr(message, name) for name in _field_names(kind)]
-    for default in _last_defaults(kind):
-        if values[-1] is not default:  # equal would not be enough: True equals 1
-            break
-        values.pop()
-    return [_to_wire(value) for value in values]
+@functools.cache
+def _encoder(kind: type) -> Callable[[Any], list[Any]]:
+    """A function that gives the fields of such a dataclass as msgpack takes them."""
+    names, defaults = _field_names(kind), _last_defaults(kind)
+    fields_of = operator.attrgetter(*names) if len(names) > 1 else lambda message: (getattr(message, names[0]),)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    composed = [i for i, name in enumerate(names) if _decoder(hints[name]) not in (_same, _array)]
+
+    def encode(message: Any) -> list[Any]:
+        values = list(fields_of(message))
+        for default in defaults:
+            if values[-1] is not default:  # equal would not be enough: True equals 1
+                break
+            values.pop()
+        for index in composed:
+            if index >= len(values):
+                break
+            values[index] = _to_wire(values[index])
+        return values
+
+    return encode
 
 
 @functools.cache
@@ -81,7 +101,7 @@ def _to_wire(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     tag = [value.TAG] if hasattr(value, "TAG") else []
-    return tag + _fields_to_wire(value)
+    return tag + _encoder(type(value))(value)
 
 
 @functools.cache
@@ -120,8 +140,17 @@ def _array(value: Any) -> tuple[Any, ...]:
 def _dataclass_decoder(kind: type) -> Callable[[Any], Any]:
     hints = typing.get_type_hints(kind, include_extras=True)
     decoders = [_decoder(hints[name]) for name in _field_names(kind)]
+    composed = [(index, decoder) for index, decoder in enumerate(decoders) if decoder is not _same]
 
-    return lambda fields: kind(*[decoder(value) for decoder, value in zip(decoders, _array(fields), strict=False)])
+    def decode(fields: Any) -> Any:
+        values = list(_array(fields)[: len(decoders)])
+        for index, decoder in composed:
+            if index >= len(values):
+                break
+            values[index] = decoder(values[index])
+        return kind(*values)
+
+    return decode
 
 
 def _union_decoder(members: tuple[Any, ...]) -> Callable[[Any], Any]:

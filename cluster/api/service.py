@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...worker.messages import FinishReason, Pooling, SamplingParams, TokenLogprobs
 from ...worker.spec import SchedulingPolicy
-from .generation_defaults import GenerationDefaults
+from .request.generation_defaults import GenerationDefaults
 
 
 @dataclass(frozen=True, slots=True)

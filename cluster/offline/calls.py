@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from ...worker.errors import GenerationFailed, OctavoError
-from ..api.caller import Caller
-from ..api.embedding_answer import normalised
-from ..api.requests import JudgedRequest
-from ..api.run import Run
-from ..api.schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from ..api.answer.embedding_answer import normalised
+from ..api.answer.run import Run
+from ..api.http.caller import Caller
+from ..api.request.judged import JudgedRequest
+from ..api.request.schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from ..api.service import RouteWishes
 from .inputs import as_refusal, of_prompt
 from .model import LocalModel

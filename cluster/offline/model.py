@@ -11,10 +11,10 @@ from typing import Any, Self, TypeVar
 
 from ...worker.grammar import GrammarCompiler
 from ...worker.spec import WorkerSpec
-from ..api.judging import JudgeRecipe
-from ..api.requests import JudgedRequest, RequestJudge
-from ..api.run import Run
-from ..api.text import TextProcessor
+from ..api.answer.run import Run
+from ..api.request.judged import JudgedRequest, RequestJudge
+from ..api.request.judging import JudgeRecipe
+from ..api.text.processor import TextProcessor
 from ..plan import compile_cache, served_model
 from .config import LocalPlan
 from .engine import GROUP, LocalService

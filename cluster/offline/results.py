@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from ...worker.errors import OctavoError
 from ...worker.messages import TokenLogprobs
-from ..api.answer_options import AnswerOptions
-from ..api.choices import ChatChoice
-from ..api.logprobs_format import namer
-from ..api.output import OutputToken
-from ..api.prompt_echo import PromptEcho
-from ..api.requests import JudgedRequest
-from ..api.run import TextEvent
-from ..api.text import TextProcessor
+from ..api.answer.choices import ChatChoice
+from ..api.answer.logprobs_format import namer
+from ..api.answer.output import OutputToken
+from ..api.answer.prompt_echo import PromptEcho
+from ..api.answer.run import TextEvent
+from ..api.request.answer_options import AnswerOptions
+from ..api.request.judged import JudgedRequest
+from ..api.text.processor import TextProcessor
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ import uvicorn
 from in_process import add_model_arguments, find_model
 from pydantic import ByteSize
 
-from octavo.cluster.api.app import build_app
-from octavo.cluster.api.body_worker import BodyWorker
-from octavo.cluster.api.judging import JudgeRecipe
+from octavo.cluster.api.http.app import build_app
+from octavo.cluster.api.http.body_worker import BodyWorker
+from octavo.cluster.api.request.judging import JudgeRecipe
 from octavo.cluster.api.service import GenerationRequest, Route, ServedModel, TokenDelta
 from octavo.cluster.http_config import HttpConfig
 

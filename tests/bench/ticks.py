@@ -9,7 +9,7 @@ import re
 import time
 from pathlib import Path
 
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 
 PERIOD_S = 0.020
 NUM_WORDS = 1_000

@@ -13,9 +13,9 @@ import httpx2
 import pytest
 import uvicorn
 
-from octavo.cluster.api.app import build_app
+from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import GenerationRequest, Readiness, Route, ServedModel, TokenDelta
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.cluster.http_config import HttpConfig
 from octavo.worker.messages import FinishReason, TokenLogprobs
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from octavo.cluster.api.service import Readiness, TokenDelta
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.errors import ContextLengthExceeded, Overloaded, Unavailable
 from octavo.worker.messages import FinishReason
 

@@ -18,15 +18,16 @@ import orjson
 import pytest
 from starlette.exceptions import HTTPException
 
-from octavo.cluster.api import body_worker, judging
-from octavo.cluster.api.app import build_app
-from octavo.cluster.api.bodies import LARGE_BYTES
-from octavo.cluster.api.body_worker import BodyWorker
-from octavo.cluster.api.caller import Caller
 from octavo.cluster.api.errors import Refused
-from octavo.cluster.api.requests import RequestJudge
+from octavo.cluster.api.http import body_worker
+from octavo.cluster.api.http.app import build_app
+from octavo.cluster.api.http.bodies import LARGE_BYTES
+from octavo.cluster.api.http.body_worker import BodyWorker
+from octavo.cluster.api.http.caller import Caller
+from octavo.cluster.api.request import judging
+from octavo.cluster.api.request.judged import RequestJudge
 from octavo.cluster.api.service import RouteWishes, ServedModel
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.errors import InvalidRequest, Overloaded, Unavailable
 
 COMPLETION = "/v1/completions"

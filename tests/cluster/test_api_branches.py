@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.cluster.api.app import build_app
+from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel, TokenDelta
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.messages import FinishReason
 
 CHAT = "/v1/chat/completions"

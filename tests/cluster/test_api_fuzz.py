@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_bodies import any_json, chat_bodies, completion_bodies
 
-from octavo.cluster.api.app import build_app
+from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from unittest.mock import Mock
 import httpx2
 import pytest
 
-from octavo.cluster.api.app import build_app
-from octavo.cluster.api.auth import LOOK_S, ApiKeys, read_keys
+from octavo.cluster.api.http.app import build_app
+from octavo.cluster.api.http.auth import LOOK_S, ApiKeys, read_keys
 from octavo.cluster.api.service import ServedModel, TokenDelta
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.cluster.http_config import HttpConfig, key_digest
 from octavo.worker.errors import ConfigurationError
 from octavo.worker.messages import FinishReason

@@ -10,9 +10,9 @@ import orjson
 import pytest
 from pydantic import ByteSize
 
-from octavo.cluster.api.app import build_app
+from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.cluster.http_config import HttpConfig
 
 COMPLETION = "/v1/completions"

@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 import pytest
 
-from octavo.cluster.api.app import build_app
-from octavo.cluster.api.http import EventStream
+from octavo.cluster.api.http.app import build_app
+from octavo.cluster.api.http.transport import EventStream
 from octavo.cluster.api.service import ServedModel, TokenDelta
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.cluster.http_config import HttpConfig
 from octavo.cluster.send_buffers import SEND_BUFFER_BYTES, limit_send_buffers
 from octavo.cluster.token_stream import GroupLost, TokenStream

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 
 MESSAGES = [{"role": "user", "content": "How are you?"}]
 TURNS = [*MESSAGES, {"role": "assistant", "content": "I am"}]

@@ -11,9 +11,9 @@ import httpx2
 import orjson
 import pytest
 
-from octavo.cluster.api.app import build_app
+from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel, TokenDelta
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.errors import Unavailable
 from octavo.worker.messages import FinishReason
 

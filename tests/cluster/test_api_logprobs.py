@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from octavo.cluster.api.service import GenerationRequest, TokenDelta
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.messages import FinishReason, TokenLogprobs
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

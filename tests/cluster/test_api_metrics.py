@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.cluster.api.answer_options import AnswerOptions
+from octavo.cluster.api.answer.run import Run
 from octavo.cluster.api.metrics import GatewayMetrics, merge_metrics
-from octavo.cluster.api.requests import JudgedRequest
-from octavo.cluster.api.run import Run
+from octavo.cluster.api.request.answer_options import AnswerOptions
+from octavo.cluster.api.request.judged import JudgedRequest
 from octavo.cluster.api.service import GenerationRequest, TokenDelta
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.errors import Overloaded
 from octavo.worker.messages import FinishReason, SamplingParams
 

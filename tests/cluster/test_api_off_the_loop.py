@@ -9,11 +9,11 @@ from unittest.mock import Mock
 import httpx2
 import pytest
 
-from octavo.cluster.api import prompt_echo, responses
-from octavo.cluster.api.app import build_app
-from octavo.cluster.api.requests import RequestJudge
+from octavo.cluster.api.answer import prompt_echo, responses
+from octavo.cluster.api.http.app import build_app
+from octavo.cluster.api.request.judged import RequestJudge
 from octavo.cluster.api.service import ServedModel
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 
 COMPLETION = "/v1/completions"
 BODY = {"model": "smollm2", "prompt": [5, 6, 7], "max_tokens": 3}

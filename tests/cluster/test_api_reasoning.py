@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.cluster.api.answer.message import MessageDelta, PlainMessage
 from octavo.cluster.api.chat.marks import Marks
 from octavo.cluster.api.chat.reasoning import (
     ReasoningTokens,
@@ -14,7 +15,6 @@ from octavo.cluster.api.chat.reasoning import (
     thinking_after,
     thinking_within,
 )
-from octavo.cluster.api.message import MessageDelta, PlainMessage
 
 
 def split(*pieces: str, is_open: bool = False, show: bool = True) -> tuple[str, str]:

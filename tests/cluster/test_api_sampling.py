@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from octavo.cluster.api.caller import read_caller
-from octavo.cluster.api.generation_defaults import GenerationDefaults
-from octavo.cluster.api.requests import RequestJudge
-from octavo.cluster.api.schemas import CompletionRequest
+from octavo.cluster.api.http.caller import read_caller
+from octavo.cluster.api.request.generation_defaults import GenerationDefaults
+from octavo.cluster.api.request.judged import RequestJudge
+from octavo.cluster.api.request.schemas import CompletionRequest
 from octavo.cluster.api.service import GenerationRequest, ServedModel
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.errors import ConfigurationError
 from octavo.worker.messages import SamplingParams
 

@@ -13,15 +13,15 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from octavo.cluster.api.answer_options import AnswerOptions
+from octavo.cluster.api.answer.message import MessageDelta, ToolCallDelta
+from octavo.cluster.api.answer.responses import ChatFormat, stream_answer, whole_answer
+from octavo.cluster.api.answer.run import Run, StartingRun
 from octavo.cluster.api.chat.reasoning import ReasoningTokens
-from octavo.cluster.api.message import MessageDelta, ToolCallDelta
 from octavo.cluster.api.metrics import GatewayMetrics
-from octavo.cluster.api.requests import JudgedRequest
-from octavo.cluster.api.responses import ChatFormat, stream_answer, whole_answer
-from octavo.cluster.api.run import Run, StartingRun
+from octavo.cluster.api.request.answer_options import AnswerOptions
+from octavo.cluster.api.request.judged import JudgedRequest
 from octavo.cluster.api.service import GenerationRequest, TokenDelta
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.messages import FinishReason, SamplingParams
 
 COMPLETION = {"model": "smollm2", "prompt": "The quick brown fox"}

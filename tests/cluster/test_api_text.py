@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from octavo.cluster.api.chat.prompts import ChatOptions
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.errors import ConfigurationError, ContextLengthExceeded, InvalidRequest
 
 CHATS = [
@@ -55,7 +55,7 @@ def test_what_the_configuration_says(text: TextProcessor) -> None:
 
 def test_loading_does_not_import_torch(model_dir: Path) -> None:
     code = (
-        "import sys, pathlib; from octavo.cluster.api.text import TextProcessor;"
+        "import sys, pathlib; from octavo.cluster.api.text.processor import TextProcessor;"
         "TextProcessor.load(pathlib.Path(sys.argv[1])).close(); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(model_dir)], check=True, timeout=60)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.cluster.api.answer.message import MessageDelta, MessageParser, PlainMessage
 from octavo.cluster.api.chat.json_object import JsonObject, MalformedJson
 from octavo.cluster.api.chat.marks import Marks, WithoutMarks
 from octavo.cluster.api.chat.plan import ParserRecipe
@@ -17,7 +18,6 @@ from octavo.cluster.api.chat.reasoning import Thinking, ThinkParser
 from octavo.cluster.api.chat.support import ToolForm
 from octavo.cluster.api.chat.tool_parser import OfferedTools, ToolParser
 from octavo.cluster.api.chat.tool_parsers import HermesParser, Llama3JsonParser, MistralParser
-from octavo.cluster.api.message import MessageDelta, MessageParser, PlainMessage
 
 TOOLS = OfferedTools(frozenset({"add", "get_weather"}))
 ARGUMENTS = '{"city": "São \\"Paulo\\" {x}\\u00e9 }]", "n": [1, {"a": {}}], "t":true, "y": -1.5e3}'

@@ -10,9 +10,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from octavo.cluster.api.app import build_app
+from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel, TokenDelta
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.messages import FinishReason
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

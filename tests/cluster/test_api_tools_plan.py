@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from octavo.cluster.api.answer.message import MessageDelta, PlainMessage
 from octavo.cluster.api.chat.grammars import CallableTool, after_reasoning, calls_in, either
 from octavo.cluster.api.chat.plan import ChatPlan, plan_chat
 from octavo.cluster.api.chat.reasoning import Thinking
-from octavo.cluster.api.chat_messages import ChatMessage, Tool, ToolChoice, Tools
 from octavo.cluster.api.errors import describe
-from octavo.cluster.api.fields import Body
 from octavo.cluster.api.grammar.schema_grammar import grammar_of_schema
 from octavo.cluster.api.grammar.structured import FieldGrammar
-from octavo.cluster.api.message import MessageDelta, PlainMessage
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.request.chat_messages import ChatMessage, Tool, ToolChoice, Tools
+from octavo.cluster.api.request.fields import Body
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.errors import InvalidRequest
 from octavo.worker.grammar import GrammarCompiler
 

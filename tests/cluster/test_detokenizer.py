@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from octavo.cluster.api.detokenizer import REPLACEMENT, Detokenizer, WindowDetokenizer
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.detokenizer import REPLACEMENT, Detokenizer, WindowDetokenizer
+from octavo.cluster.api.text.processor import TextProcessor
 
 MIXED = "안녕 🇰🇷👩‍👩‍👧 ok שלום 你好，世界 e\u0301 naïve\n\ttabs  and   blanks 🏳️‍🌈"
 LETTERS = ["▁hello", "▁world", "▁", "a", "b", "."]

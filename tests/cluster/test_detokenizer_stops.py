@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.cluster.api.output import Ends, OutputText, OutputToken
+from octavo.cluster.api.answer.output import Ends, OutputText, OutputToken
+from octavo.cluster.api.answer.stop_strings import StopStrings
 from octavo.cluster.api.service import TokenDelta
-from octavo.cluster.api.stop_strings import StopStrings
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.messages import FinishReason
 
 # Few letters, so that stop strings are found, overlap and nearly match all the time.

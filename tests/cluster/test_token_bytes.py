@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from octavo.cluster.api.text import TextProcessor
-from octavo.cluster.api.token_bytes import TokenBytes
+from octavo.cluster.api.text.processor import TextProcessor
+from octavo.cluster.api.text.token_bytes import TokenBytes
 
 MIXED = "안녕 🇰🇷👩‍👩‍👧 ok שלום 你好，世界 e\u0301 naïve\n\ttabs  and   blanks 🏳️‍🌈"
 

@@ -14,9 +14,9 @@ import orjson
 import pytest
 from scripted_cluster import HASHER, Cluster, request, rest, take
 
-from octavo.cluster.api.app import build_app
+from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel
-from octavo.cluster.api.text import TextProcessor
+from octavo.cluster.api.text.processor import TextProcessor
 from octavo.cluster.trace_recorder import MOST_WAITING_BYTES, TraceRecorder
 from octavo.router.simulator.trace_files import read_trace
 from octavo.router.simulator.traces import TraceError

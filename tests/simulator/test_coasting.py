@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from octavo.router.counters import Counters, Histogram
+from octavo.router.counters import Counters
 from octavo.router.simulator.metrics import Result
 from octavo.router.simulator.policies import RouterPolicy
 from octavo.router.simulator.prompts import Prompts
 from octavo.router.simulator.simulation import Simulation
 from octavo.router.simulator.traces import Trace
+from octavo.worker.histogram import Histogram
 from octavo.worker.routing_hash import RoutingHasher
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from octavo.cluster.api.schemas import ChatCompletionRequest, CompletionRequest
+from octavo.cluster.api.request.schemas import ChatCompletionRequest, CompletionRequest
 
 numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-2, 3)
 words = st.text(max_size=8) | st.sampled_from(["text", "user", "system", "smollm2", "none", "auto", "json_object"])

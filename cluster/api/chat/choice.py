@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....worker.errors import InvalidRequest
-from ..chat_messages import AllowedTools, NamedTool, Tool, ToolChoice
 from ..grammar.json_schema import check_schema
+from ..request.chat_messages import AllowedTools, NamedTool, Tool, ToolChoice
 from .grammars import CallableTool
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ..message import MessageDelta, MessageParser
+from ..answer.message import MessageDelta, MessageParser
 
 
 class Marks:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ....worker.errors import InvalidRequest
-from ..chat_messages import ChatMessage, Tool, ToolChoice
+from ..answer.message import MessageParser, PlainMessage
 from ..grammar.structured import FieldGrammar
-from ..message import MessageParser, PlainMessage
-from ..text import TextProcessor
+from ..request.chat_messages import ChatMessage, Tool, ToolChoice
+from ..text.processor import TextProcessor
 from .choice import ChosenTools, choose
 from .grammars import after_reasoning, calls_in, either
 from .marks import Marks, WithoutMarks

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from ..message import MessageDelta, MessageParser, PlainMessage
+from ..answer.message import MessageDelta, MessageParser, PlainMessage
 from .marks import Marks, WithoutMarks
 
 OPEN, CLOSE = "<think>", "</think>"

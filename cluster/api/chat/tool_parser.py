@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ..message import MessageDelta, ToolCallDelta
+from ..answer.message import MessageDelta, ToolCallDelta
 from .call_reader import CallReader, ObjectCall
 from .marks import Marks
 

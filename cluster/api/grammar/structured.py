@@ -32,7 +32,7 @@ from pydantic import Field
 
 from ....worker.errors import InvalidRequest
 from ....worker.grammar import GrammarCompiler, Prototype
-from ..fields import Body, only
+from ..request.fields import Body, only
 from .json_schema import check_schema
 from .lark import lark_of
 from .regex_size import check_regex

@@ -1,4 +1,4 @@
-"""The process that judges large bodies: ``python -m octavo.cluster.api.body_process FD``. See ``body_worker.py``."""
+"""The process that judges large bodies: ``python -m octavo.cluster.api.http.body_process FD``; see ``body_worker``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import orjson
 import psutil
 from pydantic import ValidationError
 
-from ...worker.errors import OctavoError
+from ....worker.errors import OctavoError
+from ..errors import describe
+from ..request.judged import RequestJudge
 from .body_worker import FAREWELL, Defect, receive, send
-from .errors import describe
-from .requests import RequestJudge
 
 NICENESS = 5
 """Whoever waits for tokens comes first."""

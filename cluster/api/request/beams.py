@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...worker.errors import InvalidRequest
-from ...worker.messages import SamplingParams
+from ....worker.errors import InvalidRequest
+from ....worker.messages import SamplingParams
 from .fields import MAX_BEAM_WIDTH
 from .schemas import GenerationFields
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ...worker.errors import ConfigurationError
+from ....worker.errors import ConfigurationError
+from ..text.model_files import read_json
 from .fields import MAX_REPETITION_PENALTY
-from .model_files import read_json
 
 NONE = "none"
 AUTO = "auto"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...worker.errors import ConfigurationError
+from ....worker.errors import ConfigurationError
 
 
 def read_json(path: Path) -> dict[str, Any]:

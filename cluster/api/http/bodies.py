@@ -5,11 +5,11 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from ..request.judged import RequestJudge
+from ..request.judging import Judging, T
 from .body_worker import BodyWorker
 from .caller import read_caller
-from .http import read_body
-from .judging import Judging, T
-from .requests import RequestJudge
+from .transport import read_body
 
 LARGE_BYTES = 256 * 1024
 """A body beyond it is judged in another process, if there is one: this many bytes take 2 to 5 ms here."""

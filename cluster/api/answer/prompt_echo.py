@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from .text import TextProcessor
+from ..text.processor import TextProcessor
 
 
 class PromptEcho:

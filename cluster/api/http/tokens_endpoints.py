@@ -20,18 +20,18 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from pydantic import Field
 
-from ...worker.errors import InvalidRequest
+from ....worker.errors import InvalidRequest
+from ..chat.plan import plan_chat
+from ..request.chat_messages import ChatMessage, Tools
+from ..request.fields import MAX_TEMPLATE_CHARS, Body, Identifier, only
+from ..request.judged import RequestJudge, check_model
+from ..request.judging import Judging
+from ..request.schemas import ChatCompletionRequest
+from ..text.processor import TextProcessor
 from .bodies import Bodies
 from .caller import Caller
-from .chat.plan import plan_chat
-from .chat_messages import ChatMessage, Tools
-from .fields import MAX_TEMPLATE_CHARS, Body, Identifier, only
-from .http import until_disconnect
-from .judging import Judging
 from .operations import GET, json_response
-from .requests import RequestJudge, check_model
-from .schemas import ChatCompletionRequest
-from .text import TextProcessor
+from .transport import until_disconnect
 
 TOKENIZE, DETOKENIZE, TOKENIZER_INFO = "/tokenize", "/detokenize", "/tokenizer_info"
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...worker.messages import TokenLogprobs
+from ....worker.messages import TokenLogprobs
+from ..text.token_bytes import TokenBytes
 from .output import OutputToken
-from .token_bytes import TokenBytes
 
 FLOOR = -9999.0
 Name = Callable[[int], str]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .chat.reasoning import ReasoningTokens
-from .message import MessageParser, PlainMessage
+from ..answer.message import MessageParser, PlainMessage
+from ..chat.reasoning import ReasoningTokens
 
 
 @dataclass(frozen=True, slots=True)

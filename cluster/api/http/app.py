@@ -21,27 +21,27 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse
 
-from ...worker.errors import OctavoError
-from ..http_config import HttpConfig
-from . import judging
+from ....worker.errors import OctavoError
+from ...http_config import HttpConfig
+from ..answer.embedding_answer import embedding_answer
+from ..answer.responses import AnswerFormat, ChatFormat, CompletionFormat, answer_format, stream_answer, whole_answer
+from ..answer.run import QUEUED, Run, StartingRun
+from ..errors import describe
+from ..metrics import GatewayMetrics
+from ..request import judging
+from ..request.judged import RequestJudge
+from ..service import GenerationService, ServedModel
+from ..text.processor import TextProcessor
 from .auth import ApiKeys, RequireKey
 from .bodies import Bodies
 from .body_worker import BodyWorker
 from .docs_page import docs_page
-from .embedding_answer import embedding_answer
-from .errors import describe
-from .http import EventStream, until_disconnect
 from .limits import Limits
-from .metrics import GatewayMetrics
 from .middleware import Envelope
 from .openapi import openapi
 from .operations import GET, add_models, add_operations, json_response
-from .requests import RequestJudge
-from .responses import AnswerFormat, ChatFormat, CompletionFormat, answer_format, stream_answer, whole_answer
-from .run import QUEUED, Run, StartingRun
-from .service import GenerationService, ServedModel
-from .text import TextProcessor
 from .tokens_endpoints import add_tokens_endpoints
+from .transport import EventStream, until_disconnect
 
 AskedT = TypeVar("AskedT", bound=judging.Asked | judging.AskedEmbedding)
 

@@ -11,10 +11,10 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from ..metrics import GatewayMetrics, merge_metrics
+from ..request.judged import check_model
+from ..service import GenerationService, ServedModel
 from .debug import last_decisions
-from .metrics import GatewayMetrics, merge_metrics
-from .requests import check_model
-from .service import GenerationService, ServedModel
 
 GET = ["GET", "HEAD"]
 

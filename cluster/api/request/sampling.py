@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...worker.errors import ContextLengthExceeded, InvalidRequest
-from ...worker.messages import SamplingParams
+from ....worker.errors import ContextLengthExceeded, InvalidRequest
+from ....worker.messages import SamplingParams
+from ..service import ServedModel
 from .beams import with_beam_search
 from .schemas import GenerationFields
-from .service import ServedModel
 
 
 @dataclass(frozen=True, slots=True)

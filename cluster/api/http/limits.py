@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...worker.errors import Overloaded
+from ....worker.errors import Overloaded
 from .auth import is_open
 
 MAX_HEADER_BYTES = 32 * 1024

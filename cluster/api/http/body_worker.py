@@ -23,10 +23,10 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from ...worker.errors import Overloaded, Unavailable
+from ....worker.errors import Overloaded, Unavailable
+from ..errors import ApiError, Refused
+from ..request.judging import JudgeRecipe, Judging, T
 from .caller import Caller
-from .errors import ApiError, Refused
-from .judging import JudgeRecipe, Judging, T
 
 TIME_LIMIT_S = 30.0
 """For one body, from its handing over to its result."""

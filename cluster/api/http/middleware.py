@@ -8,9 +8,9 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import describe, log_if_unexpected
-from .http import ClientGone
-from .metrics import GatewayMetrics
+from ..errors import describe, log_if_unexpected
+from ..metrics import GatewayMetrics
+from .transport import ClientGone
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 

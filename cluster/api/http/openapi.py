@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from ..request.schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from ..service import ServedModel
 from .operations import model_card
-from .schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
-from .service import ServedModel
 from .tokens_endpoints import DETOKENIZE, TOKENIZE, TOKENIZER_INFO, DetokenizeRequest, TokenizeRequest
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"

@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from ...worker.errors import GenerationFailed, InvalidRequest, Overloaded, Unavailable
-from ...worker.messages import FinishReason, TokenLogprobs
-from .errors import DeadlineMissed
+from ....worker.errors import GenerationFailed, InvalidRequest, Overloaded, Unavailable
+from ....worker.messages import FinishReason, TokenLogprobs
+from ..errors import DeadlineMissed
+from ..metrics import GatewayMetrics, RequestMeter
+from ..request.judged import JudgedRequest
+from ..service import Generation, GenerationService, TokenDelta
+from ..text.processor import TextProcessor
 from .merge import merged
-from .metrics import GatewayMetrics, RequestMeter
 from .output import OutputText, OutputToken
-from .requests import JudgedRequest
-from .service import Generation, GenerationService, TokenDelta
-from .text import TextProcessor
 
 _RETRY_AFTER_S = 1.0
 """Where the group that refused a request did not say more."""

@@ -9,13 +9,13 @@ from typing import TypeVar
 
 import orjson
 
-from .caller import Caller
-from .chat.prompts import DEFAULT_OPTIONS, ChatOptions
-from .embedding_answer import EncodingFormat
-from .requests import JudgedRequest, RequestJudge
+from ..answer.embedding_answer import EncodingFormat
+from ..chat.prompts import DEFAULT_OPTIONS, ChatOptions
+from ..http.caller import Caller
+from ..service import ServedModel
+from ..text.processor import TextProcessor
+from .judged import JudgedRequest, RequestJudge
 from .schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
-from .service import ServedModel
-from .text import TextProcessor
 
 T = TypeVar("T")
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...worker.messages import FinishReason
-from .answer_options import AnswerOptions
+from ....worker.messages import FinishReason
+from ..request.answer_options import AnswerOptions
+from ..text.token_bytes import TokenBytes
 from .logprobs_format import CompletionLogprobs, Name, chat_entries, prompt_logprobs_body
 from .message import MessageDelta, PlainMessage, ToolCallDelta
 from .output import OutputToken
 from .prompt_echo import PromptEcho
 from .run import TextEvent
-from .token_bytes import TokenBytes
 
 
 class Choice(Protocol):

@@ -17,10 +17,10 @@ from typing import Any, Self, TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
-from ...worker.errors import ConfigurationError, ContextLengthExceeded
-from ...worker.grammar import GrammarCompiler
-from .chat.prompts import DEFAULT_OPTIONS, ChatOptions, ChatPrompts
-from .chat.render import Chat, TemplateSource
+from ....worker.errors import ConfigurationError, ContextLengthExceeded
+from ....worker.grammar import GrammarCompiler
+from ..chat.prompts import DEFAULT_OPTIONS, ChatOptions, ChatPrompts
+from ..chat.render import Chat, TemplateSource
 from .detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from .model_files import read_json
 from .token_bytes import TokenBytes

@@ -13,8 +13,8 @@ from typing import Any
 
 from starlette.datastructures import QueryParams
 
-from ...worker.errors import InvalidRequest
-from .service import GenerationService
+from ....worker.errors import InvalidRequest
+from ..service import GenerationService
 
 MAX_DECISIONS = 256
 DEFAULT_DECISIONS = 20

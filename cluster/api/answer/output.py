@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...worker.messages import FinishReason, TokenLogprobs
-from .chat.reasoning import ReasoningTokens
-from .detokenizer import Detokenizer
-from .service import TokenDelta
+from ....worker.messages import FinishReason, TokenLogprobs
+from ..chat.reasoning import ReasoningTokens
+from ..service import TokenDelta
+from ..text.detokenizer import Detokenizer
 from .stop_strings import StopStrings
 
 

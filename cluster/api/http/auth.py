@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...worker.errors import ConfigurationError
-from ..http_config import digest, key_digest
+from ....worker.errors import ConfigurationError
+from ...http_config import digest, key_digest
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
 """What needs no key: probes, scrapers, documentation, as in vLLM. Every other path does, also one that is unknown."""

@@ -7,18 +7,18 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...worker.errors import InvalidRequest, ModelNotFound
-from ...worker.messages import Pooling, SamplingParams
+from ....worker.errors import InvalidRequest, ModelNotFound
+from ....worker.messages import Pooling, SamplingParams
+from ..answer.output import Ends, OutputText
+from ..chat.plan import plan_chat
+from ..grammar.structured import FieldGrammar, StructuredOutputs
+from ..http.caller import Caller
+from ..service import GenerationRequest, RouteWishes, ServedModel
+from ..text.processor import TextProcessor
 from .answer_options import AnswerOptions
-from .caller import Caller
-from .chat.plan import plan_chat
 from .fields import MAX_CHOICES
-from .grammar.structured import FieldGrammar, StructuredOutputs
-from .output import Ends, OutputText
 from .sampling import PreparedFields, SamplingJudge
 from .schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, GenerationFields, RoutedFields
-from .service import GenerationRequest, RouteWishes, ServedModel
-from .text import TextProcessor
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 
-from ...worker.errors import InvalidRequest
-from .fields import MAX_ID_CHARS
-from .service import RouteWishes
+from ....worker.errors import InvalidRequest
+from ..request.fields import MAX_ID_CHARS
+from ..service import RouteWishes
 
 MAX_GROUPS = 16
 MAX_GROUP_CHARS = 128

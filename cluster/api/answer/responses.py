@@ -11,13 +11,13 @@ from typing import Any
 
 import orjson
 
+from ..errors import describe, log_if_unexpected
+from ..request.judged import JudgedRequest
+from ..text.processor import TextProcessor
 from .choices import ChatChoice, Choice, CompletionChoice, prompt_fields
-from .errors import describe, log_if_unexpected
 from .logprobs_format import namer
 from .prompt_echo import PromptEcho
-from .requests import JudgedRequest
 from .run import Run, StartingRun, TextEvent, Usage
-from .text import TextProcessor
 
 DONE = b"data: [DONE]\n\n"
 _LONG_PROMPT = 1024
