@@ -33,6 +33,13 @@ async def sampling(judge: RequestJudge, **fields: Any) -> SamplingParams:
     return (await judged(judge, **fields)).sampling
 
 
+async def seeds(judge: RequestJudge, **fields: Any) -> list[int]:
+    """Of a request with the same prompt three times."""
+    body = CompletionRequest.model_validate({"model": "smollm2", "prompt": [[5, 6]] * 3, "max_tokens": 8} | fields)
+    generations = (await judge.judge_completion(body, read_caller(Headers({})))).generations
+    return [each.sampling.seed for each in generations]
+
+
 @pytest.fixture
 def judge(text: TextProcessor, info: ServedModel) -> Iterator[RequestJudge]:
     judge = RequestJudge(text, info)
@@ -56,6 +63,11 @@ def judge(text: TextProcessor, info: ServedModel) -> Iterator[RequestJudge]:
 )
 async def test_numbers_reach_the_engine(judge: RequestJudge, field: str, value: float) -> None:
     assert getattr(await sampling(judge, **{field: value}), field) == value
+
+
+async def test_prompts_without_a_seed_draw_differently(judge: RequestJudge) -> None:
+    assert len(set(await seeds(judge))) == 3
+    assert await seeds(judge, seed=-1) == [2**64 - 1] * 3
 
 
 @pytest.mark.parametrize("top_k", [0, -1, None])

@@ -191,6 +191,7 @@ async def test_wrong_fields_of_chats(client: httpx2.AsyncClient, fields: dict[st
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"messages": MESSAGES}, "messages"),
+        pytest.param({"prompt": [5] * 1600, "n": 128, "prompt_logprobs": 20}, "prompt", id="4.3 M log-probabilities"),
     ],
 )
 async def test_wrong_fields_of_completions(client: httpx2.AsyncClient, fields: dict[str, Any], param: str) -> None:
