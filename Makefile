@@ -12,10 +12,10 @@ export PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check triton diff cases clients lint format bench clean
+.PHONY: help setup serve test check triton diff cases clients k8s lint format bench clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
 setup: ## make .venv with everything in it
 	@.ci/setup
@@ -23,7 +23,7 @@ setup: ## make .venv with everything in it
 serve: setup ## start a cluster with the embedded model on http://127.0.0.1:8000
 	@exec $(BIN)/octavo serve $(ARGS)
 
-test: setup ## check, triton, diff, then the tests that start clusters (30 minutes)
+test: setup ## check, triton, diff, k8s, then the tests that start clusters (40 minutes)
 	@.ci/suites test
 
 check: setup ## lint, format, types and unit tests, without Ray (3 minutes)
@@ -35,11 +35,14 @@ triton: setup ## the GPU kernels without a GPU: interpreted, and compiled for ev
 diff: setup ## random requests and operations in a tiny KV pool, each output against a run alone (5 minutes)
 	@.ci/suites diff
 
-cases: setup ## faults that users of such servers have met, on real clusters (10 minutes)
+cases: setup ## faults that users of such servers have met, on a real cluster (7 minutes)
 	@.ci/suites cases
 
 clients: setup ## lm-evaluation-harness, LangChain and schemathesis against a cluster (7 minutes)
 	@.ci/suites clients
+
+k8s: setup ## the manifests, the chart and the Dockerfile, without a cluster (1 minute)
+	@.ci/suites k8s
 
 lint: setup ## lint and types
 	@$(BIN)/ruff check . && $(BIN)/mypy
@@ -50,6 +53,6 @@ format: setup ## format the code and mend what the linter can
 bench: setup ## tokens per second of the engine against transformers
 	@$(BIN)/python tests/bench/engine.py $(ARGS)
 
-clean: ## remove .venv and .venv-clients, build outputs and the caches of tools; downloaded models stay
-	@rm -rf .venv .venv-clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove .venv, .venv-clients and .venv-k8s, build outputs and the caches of tools; downloaded models stay
+	@rm -rf .venv .venv-clients .venv-k8s build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,15 +18,17 @@ from ray.serve import Application
 from ..kernels.cpu_environment import cpu_environment
 from ..worker.checkpoint.store import resolve_model
 from ..worker.errors import ConfigurationError
+from .autoscaling import DEFAULT_TARGET_TTFT_MS, autoscaling_options
 from .config import ServeConfig
+from .config_sources import merge_args
 from .gateway import Gateway
-from .plan import NAMESPACE, ServePlan, compile_cache
-from .preflight import check_chat_template, check_model, fit_context, note_defaults, read_chat_template
+from .node_wait import num_rank_hosts, wait_for_nodes
+from .placement import GATEWAY_RESOURCE, SMALL, STRATEGIES
+from .placement_watch import demand_of, nodes
+from .plan import NAMESPACE, ClusterPlan, ServePlan, compile_cache, group_deployment
+from .preflight import check_models, read_chat_template
 from .router_deployment import Router
 from .worker_group import DRAIN_S, WorkerGroup
-
-SMALL = 0.001
-"""CPUs booked by processes that mostly wait: something, so that a bundle can hold them."""
 
 GATEWAY_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 """A gateway runs on its replica's own event loop. In a thread of its own, as Serve has it by default, each token would
@@ -54,37 +56,47 @@ def build(args: dict[str, Any]) -> Application:
 
     What a Serve config file says in its own places cannot be said again in ``args``.
     """
-    if taken := sorted(_SAID_ELSEWHERE.keys() & args.keys()):
-        raise ConfigurationError("; ".join(f"args: {name} is set by {_SAID_ELSEWHERE[name]}" for name in taken))
-    config = ServeConfig.parse(args)
-    folder = resolve_model(config.model, cache_dir=config.cache_dir, report=logger.info).path
-    check_model(config, folder)
-    check_chat_template(config, folder, logger.info)
-    note_defaults(config, folder, logger.info)
-    return bind(make_plan(fit_context(config, folder, logger.info)))
+    config, provenance = merge_args(args)
+    said = {name: provenance.source((name,)) for name in _SAID_ELSEWHERE}
+    if taken := sorted(name for name, source in said.items() if source.kind != "default"):
+        places = [f"{said[name].where}: {name} is set by {_SAID_ELSEWHERE[name]}" for name in taken]
+        raise ConfigurationError("; ".join(places))
+    with provenance.in_errors():
+        config = check_models(config, logger.info).config
+        wait_for_nodes(config, logger.info)
+        return bind(make_plan(config))
 
 
-def make_plan(config: ServeConfig) -> ServePlan:
+def make_plan(config: ServeConfig) -> ClusterPlan:
     """Decide what depends on the cluster; Ray must be up."""
-    device = _device(config)
-    config = config.for_device(device)
+    device, key = _device(config), _routing_key(config.app_name)
+    num_nodes = sum(1 for node in ray.nodes() if node["Alive"])
+    configs = [model.for_device(device) for model in config.each_model()]
+    num_ranks = sum((model.replicas or 1) * model.tensor_parallel_size for model in configs)
+    num_ranks_on_machine = -(-num_ranks // num_rank_hosts(device, nodes()))
+    models = [_plan_model(model, device, key, num_nodes, num_ranks_on_machine) for model in configs]
+    return ClusterPlan(config, tuple(models), key)
+
+
+def _plan_model(
+    config: ServeConfig, device: Literal["cpu", "cuda"], key: bytes, num_nodes: int, num_ranks_on_machine: int
+) -> ServePlan:
     resolved = resolve_model(config.model, cache_dir=config.cache_dir, report=logger.info)
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    num_ranks = (config.replicas or 1) * config.tensor_parallel_size
     return ServePlan(
         config=config,
         device=device,
-        model=str(resolved.path) if len(nodes) == 1 else config.model,
+        model=str(resolved.path) if num_nodes == 1 else config.model,
         served_model_name=config.served_model_name or resolved.served_name,
-        routing_key=_routing_key(config.app_name),
-        num_ranks_on_machine=-(-num_ranks // len(nodes)),
+        routing_key=key,
+        num_ranks_on_machine=num_ranks_on_machine,
         chat_template=read_chat_template(config),
     )
 
 
-def bind(plan: ServePlan) -> Application:
-    """The deployments: gateways, worker groups, and one for each router, so that none goes with another. The gateway is
-    the ingress; it finds the others by name, and is bound to them so that Serve starts and stops them together."""
+def bind(plan: ClusterPlan) -> Application:
+    """The deployments: gateways, worker groups of each model, and one for each router, so that none goes with another.
+    The gateway is the ingress; it finds the others by name, and is bound to them so that Serve starts and stops them
+    together."""
     config = plan.config
     routers = [
         serve.deployment(Router, name=f"Router-{index}")
@@ -93,28 +105,61 @@ def bind(plan: ServePlan) -> Application:
             ray_actor_options={"num_cpus": SMALL},
             health_check_period_s=1.0,
             health_check_timeout_s=10.0,
+            **_serve_logs(config),
         )
         .bind(plan, index)
         for index in range(config.num_routers)
     ]
-    groups = serve.deployment(WorkerGroup, name="WorkerGroup").options(
-        num_replicas=config.replicas,
+    gateway = serve.deployment(Gateway, name="Gateway").options(
+        num_replicas=config.num_gateways,
+        max_replicas_per_node=config.max_gateways_per_node,
+        ray_actor_options={
+            "num_cpus": SMALL,
+            "resources": _gateway_resources(),
+            "runtime_env": {"env_vars": GATEWAY_ENVIRONMENT},
+        },
+        max_ongoing_requests=10_000,
+        graceful_shutdown_timeout_s=DRAIN_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        **_serve_logs(config),
+    )
+    groups = [_groups_of(model, group_deployment(index)) for index, model in enumerate(plan.models)]
+    return gateway.bind(plan, routers, *groups)
+
+
+def _groups_of(plan: ServePlan, name: str) -> Application:
+    """The worker groups of one model."""
+    groups = serve.deployment(WorkerGroup, name=name).options(
+        **_how_many(plan.config),
         ray_actor_options={"num_cpus": SMALL},
-        placement_group_bundles=[{"CPU": SMALL}, *[plan.rank_resources] * config.tensor_parallel_size],
-        placement_group_strategy="PACK",
+        placement_group_bundles=demand_of(plan).bundles,
+        placement_group_strategy=STRATEGIES[plan.config.placement],
         health_check_period_s=1.0,
         health_check_timeout_s=30.0,
         graceful_shutdown_timeout_s=DRAIN_S + 10.0,
         max_constructor_retry_count=1,
+        **_serve_logs(plan.config),
     )
-    gateway = serve.deployment(Gateway, name="Gateway").options(
-        num_replicas=config.num_gateways,
-        ray_actor_options={"num_cpus": SMALL, "runtime_env": {"env_vars": GATEWAY_ENVIRONMENT}},
-        max_ongoing_requests=10_000,
-        graceful_shutdown_timeout_s=DRAIN_S,
-        graceful_shutdown_wait_loop_s=0.1,
-    )
-    return gateway.bind(plan, routers, groups.bind(plan, worker_environment(plan)))
+    return groups.bind(plan, worker_environment(plan))
+
+
+def _how_many(config: ServeConfig) -> dict[str, Any]:
+    """Serve's options for a fixed number of groups, or for one that follows the load."""
+    if config.max_replicas is None:
+        return {"num_replicas": config.replicas}
+    target_ms = DEFAULT_TARGET_TTFT_MS if config.target_ttft_ms is None else config.target_ttft_ms
+    return {"autoscaling_config": autoscaling_options(config.replicas or 1, config.max_replicas, target_ms / 1000)}
+
+
+def _serve_logs(config: ServeConfig) -> dict[str, Any]:
+    """Serve's options for what it logs of a replica itself: JSON where everything else is."""
+    if config.log_format == "text":
+        return {}
+    return {"logging_config": {"encoding": "JSON", "log_level": config.log_level.upper()}}
+
+
+def _gateway_resources() -> dict[str, float]:
+    return {GATEWAY_RESOURCE: SMALL} if GATEWAY_RESOURCE in ray.cluster_resources() else {}
 
 
 def worker_environment(plan: ServePlan) -> dict[str, str]:

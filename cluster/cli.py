@@ -1,4 +1,4 @@
-"""The command line: ``octavo serve``, ``octavo model fetch``, ``octavo simulate``.
+"""The command line: ``octavo serve``, ``octavo config show``, ``octavo model fetch`` and the others.
 
 Errors that a user can mend are one line on stderr and exit code 2. What escapes as another exception is a defect: it
 shows its traceback and ends with exit code 1. Commands are built when they are used, so that ``octavo --help`` loads
@@ -71,21 +71,24 @@ def _reported(ctx: click.Context) -> Iterator[None]:
 
 
 def _serve_command() -> click.Command:
-    from .cli_options import config_parameters, given_values
+    from .cli_options import config_parameters
     from .config import ServeConfig
+    from .config_sources import load_config
 
     @click.pass_context
     def serve(ctx: click.Context, /, **_: Any) -> None:
         """Serve MODEL over the OpenAI API until Ctrl-C.
 
         MODEL is a folder in Hugging Face format, a hub id or a GGUF file; without it, the embedded
-        SmolLM2-135M-Instruct.
+        SmolLM2-135M-Instruct. Each setting can also stand in a YAML file (--config), and be an environment variable:
+        OCTAVO_MAX_MODEL_LEN for --max-model-len. A flag goes before a variable, and a variable before the file.
         """
         with _reported(ctx):
-            config = ServeConfig.parse(given_values(ctx))
+            config, provenance = load_config(ctx)
             from .launch import serve as launch
 
-            launch(config)
+            with provenance.in_errors():
+                launch(config)
 
     return click.Command("serve", callback=serve, help=serve.__doc__, params=config_parameters(ServeConfig))
 
@@ -106,13 +109,58 @@ def _fetch_command() -> click.Command:
         with _reported(ctx):
             from ..worker.checkpoint.store import resolve_model
             from .cli_options import absolute_model
+            from .config_sources import setting_values
             from .environment import default_cache_dir
+
+            setting_values()  # refuses unknown ones
 
             folder = (cache_dir or default_cache_dir()).expanduser().absolute()
             name = None if model is None else absolute_model(model)
             click.echo(resolve_model(name, cache_dir=folder, report=_to_stderr).path)
 
     return fetch
+
+
+def _config_command() -> click.Command:
+    entries = {
+        "show": _Entry("Print the merged configuration, and where each value came from.", _config_show_command),
+        "schema": _Entry("Print the JSON schema of octavo.yaml, for editors.", _config_schema_command),
+    }
+    return LazyGroup("config", entries=entries, help="The configuration: flags, environment and octavo.yaml.")
+
+
+def _config_show_command() -> click.Command:
+    from .cli_options import config_parameters
+    from .config import ServeConfig
+    from .config_command import as_json_option, shown
+    from .config_sources import load_config
+
+    @click.pass_context
+    def show(ctx: click.Context, /, **options: Any) -> None:
+        """Print what octavo serve would be told by the same flags, environment and file, as YAML; a comment says where
+        each value came from.
+
+        API keys are not shown.
+        """
+        with _reported(ctx):
+            config, provenance = load_config(ctx)
+            click.echo(shown(config, provenance, as_json=options["json"]))
+
+    return click.Command(
+        "show", callback=show, help=show.__doc__, params=[as_json_option(), *config_parameters(ServeConfig)]
+    )
+
+
+def _config_schema_command() -> click.Command:
+    @click.command(help="Print the JSON schema (draft 2020-12) of octavo.yaml.")
+    def schema() -> None:
+        import json
+
+        from .config_schema import config_schema
+
+        click.echo(json.dumps(config_schema(), indent=2))
+
+    return schema
 
 
 def _simulate_command() -> click.Command:
@@ -131,6 +179,48 @@ def _simulate_command() -> click.Command:
     return click.Command("simulate", callback=command, help=command.__doc__, params=simulate_parameters())
 
 
+def _launch_command() -> click.Command:
+    from .hosts.command import launch_command
+
+    return launch_command(_reported)
+
+
+def _doctor_command() -> click.Command:
+    from .doctor.command import doctor_command
+
+    return doctor_command(_reported)
+
+
+def _stop_command() -> click.Command:
+    from .hosts.command import stop_command
+
+    return stop_command(_reported)
+
+
+def _drain_command() -> click.Command:
+    from .operations_command import drain_command
+
+    return drain_command(_reported)
+
+
+def _scale_command() -> click.Command:
+    from .operations_command import scale_command
+
+    return scale_command(_reported)
+
+
+def _update_command() -> click.Command:
+    from .operations_command import update_command
+
+    return update_command(_reported)
+
+
+def _top_command() -> click.Command:
+    from .watch.top.command import top_command
+
+    return top_command(_reported)
+
+
 def _to_stderr(line: str) -> None:
     click.echo(line, err=True)
 
@@ -147,7 +237,15 @@ main = LazyGroup(
     "octavo",
     entries={
         "serve": _Entry("Start a cluster that serves a model.", _serve_command),
+        "config": _Entry("Show the configuration and its schema.", _config_command),
+        "launch": _Entry("Start a cluster on several hosts over SSH.", _launch_command),
+        "doctor": _Entry("Find what stands in the way of a cluster.", _doctor_command),
+        "stop": _Entry("Take down a cluster that was launched.", _stop_command),
+        "drain": _Entry("Take a worker group out of service.", _drain_command),
+        "scale": _Entry("Change the number of worker groups.", _scale_command),
+        "update": _Entry("Replace worker groups one after the other.", _update_command),
         "model": _Entry("Download and convert models.", _model_command),
+        "top": _Entry("Watch a cluster: models, worker groups, ranks, routing.", _top_command),
         "simulate": _Entry("Replay a trace of requests on a simulated cluster.", _simulate_command),
     },
     help="Serve language models over many GPUs, by the page.",

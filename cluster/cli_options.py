@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import types
+import inspect
 import typing
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,10 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
 from .config_errors import flag
+from .config_fields import plain_type
+
+NO_FLAG = frozenset({"models"})
+"""Fields that only a file can say."""
 
 _METAVARS: dict[Any, str] = {
     int: "INTEGER",
@@ -27,20 +31,29 @@ _METAVARS: dict[Any, str] = {
 
 def config_parameters(config: type[BaseModel]) -> list[click.Parameter]:
     """One parameter for each field: ``model`` is the argument, a bool a pair of flags, a tuple an option that may be
-    given again, the rest options. A class's own fields come before those that it inherits.
+    given again, the rest options. A class's own fields come before those that it inherits. In front of them is
+    ``--config``, the file that says what flags do not.
 
     Values stay text: pydantic converts and judges them, so that a flag and a file meet the same rules and messages.
     """
-    fields = sorted(config.model_fields.items(), key=lambda item: item[0] not in config.__annotations__)
-    return [_parameter(name, field) for name, field in fields]
+    fields = [item for item in config.model_fields.items() if item[0] not in NO_FLAG]
+    fields.sort(key=lambda item: _generation(config, item[0]))
+    return [_config_file(), *(_parameter(name, field) for name, field in fields)]
 
 
-def given_values(ctx: click.Context) -> dict[str, Any]:
-    """What the user typed, by field; everything else is left to the defaults of the configuration."""
-    given = {name: value for name, value in ctx.params.items() if _is_given(ctx, name)}
-    if given.get("model"):
-        given["model"] = absolute_model(given["model"])
-    return given
+def _config_file() -> click.Parameter:
+    help_ = "YAML file with the same settings, underscores for dashes; octavo config schema has them all."
+    return click.Option(["--config"], default=None, metavar="FILE", help=help_)
+
+
+def _generation(config: type[BaseModel], name: str) -> int:
+    """How far up the classes the field is declared."""
+    return next(index for index, parent in enumerate(config.__mro__) if name in inspect.get_annotations(parent))
+
+
+def given_values(ctx: click.Context, config: type[BaseModel]) -> dict[str, Any]:
+    """What the user typed of ``config``, by field. The command may have other parameters of its own."""
+    return {name: value for name, value in ctx.params.items() if name in config.model_fields and _is_given(ctx, name)}
 
 
 def absolute_model(model: str) -> str:
@@ -57,19 +70,10 @@ def _is_given(ctx: click.Context, name: str) -> bool:
 def _parameter(name: str, field: FieldInfo) -> click.Parameter:
     if name == "model":
         return click.Argument([name], required=False)
-    kind = _plain_type(field.annotation)
+    kind = plain_type(field.annotation)
     names = f"{flag(name)}/--no-{flag(name)[2:]}" if kind is bool else flag(name)
     several = typing.get_origin(kind) is tuple
     return click.Option([names], default=None, multiple=several, metavar=_metavar(kind), help=_help(field))
-
-
-def _plain_type(annotation: Any) -> Any:
-    """``int`` for ``int``, ``Annotated[int, …] | None`` and the like; a Literal as it is."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        return _plain_type(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
-        return next(_plain_type(part) for part in typing.get_args(annotation) if part is not type(None))
-    return annotation
 
 
 def _metavar(kind: Any) -> str | None:

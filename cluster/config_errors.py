@@ -55,7 +55,7 @@ def field_of(name: str) -> str:
 
 
 def flag_place(location: Sequence[int | str]) -> str:
-    """The flag, and the way to a value within it: ``--tenants: alice.weight``. Of models, which have no flag, the way."""
+    """The flag, and the way to a value within it: ``--tenants: alice.weight``. ``models`` has no flag."""
     if location[0] == "models":
         return dotted(location)
     return ": ".join([flag(str(location[0])), *([dotted(location[1:])] if location[1:] else [])])
@@ -101,6 +101,8 @@ def _hint(name: str, fields: Sequence[str]) -> str:
 
 def _shown(value: Any) -> str:
     """The value as it was typed, in quotes where it would not be seen as one word; never long."""
+    if value is None:
+        return "nothing"
     is_plain = isinstance(value, int | float) or (isinstance(value, str) and value.isprintable() and " " not in value)
     text = str(value) if is_plain and value != "" else repr(value)
     return text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "…"

@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
+import types
+import typing
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ByteSize, Field, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
+_NOT_OF: dict[Any, tuple[str, tuple[type, ...]]] = {
+    bool: ("bool_type", (int, float)),
+    int: ("int_type", (bool,)),
+    float: ("float_type", (bool,)),
+    ByteSize: ("byte_size", (bool, float)),
+}
+"""For a field of each kind, what pydantic would convert and nobody means: 1 for true, true for a number."""
 
-def refuse_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise PydanticCustomError("int_type", "must be a whole number")
-    return value
 
+class Settings(BaseModel):
+    """What can be set, by field; a field's docstring is its help. Immutable, and unknown names are refused."""
 
-def _none_but(rule: str, *refused: type) -> BeforeValidator:
-    """Values of ``refused`` are not taken for what they could be converted to: true is no number, 1 is not true."""
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    def judge(value: Any) -> Any:
-        if isinstance(value, refused):
-            raise PydanticCustomError("refused", "must be {rule}", {"rule": rule})
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_conversions(cls, value: Any, info: ValidationInfo) -> Any:
+        kind, refused = _NOT_OF.get(plain_type(cls.model_fields[info.field_name or ""].annotation), ("", ()))
+        if type(value) in refused:
+            raise PydanticCustomError(kind, "is of another type")
         return value
 
-    return BeforeValidator(judge)
+
+def plain_type(annotation: Any) -> Any:
+    """``int`` for ``int``, ``Annotated[int, …] | None`` and the like; a Literal as it is."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return plain_type(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        return next(plain_type(part) for part in typing.get_args(annotation) if part is not type(None))
+    return annotation
 
 
 def absolute(value: Any) -> Any:
@@ -33,16 +58,6 @@ def absolute(value: Any) -> Any:
     return Path(value).expanduser().absolute() if isinstance(value, str | Path) else value
 
 
-SIZE_PATTERN = r"^\s*\d*\.?\d+\s*([bB]|[kmgtpeKMGTPE]([iI]?[bB])?)?\s*$"
-
-Int = Annotated[int, BeforeValidator(refuse_bool)]
-Count = Annotated[Int, Field(ge=1)]
-Number = Annotated[float, _none_but("a number", bool)]
-Bool = Annotated[bool, _none_but("true or false", int, float), WithJsonSchema({"type": "boolean"})]
-Size = Annotated[
-    ByteSize,
-    _none_but("a size in bytes, such as 2GiB", bool, float),
-    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": SIZE_PATTERN}]}),
-]
+Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
-AbsolutePath = Annotated[Path, BeforeValidator(absolute)]
+AbsolutePath = Annotated[Path, BeforeValidator(absolute), WithJsonSchema({"type": "string", "minLength": 1})]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..worker.errors import Unavailable
+from ..worker.errors import InvalidRequest, Unavailable
 from ..worker.messages import Request
 from ..worker.routing_hash import RoutingHasher, pack_hashes
-from .api.metrics import GatewayMetrics, merge_metrics
+from .api.metrics import merge_metrics
+from .api.model_metrics import ModelsMetrics
 from .api.service import GenerationRequest, Readiness, RouteWishes
 from .generation import ClusterGeneration, Placement, wire_request
 from .registry import GroupRegistry
@@ -28,15 +30,17 @@ class ClusterService:
         gateway_id: str,
         router: RouterClient,
         hasher: RoutingHasher,
-        metrics: GatewayMetrics,
-        recorder: TraceRecorder | None = None,
+        metrics: ModelsMetrics,
+        recorders: Mapping[str, TraceRecorder] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """``tls``: of the lines to the worker groups' leaders."""
         self.gateway_id = gateway_id
         self.metrics = metrics
         self.hasher = hasher
         self._router = router
-        self._recorder = recorder
-        self.groups = GroupRegistry(gateway_id, router)
+        self._recorders = recorders or {}
+        self.groups = GroupRegistry(gateway_id, router, tls)
         self._submitter = Submitter(router, self.groups, metrics)
 
     # ---- GenerationService ----
@@ -69,8 +73,10 @@ class ClusterService:
     async def readiness(self) -> Readiness:
         await self.groups.try_refresh()
         serving = self.groups.serving()
-        if not serving:
-            return Readiness(False, "no worker group is ready")
+        served = {entry.model for entry, _ in serving}
+        if missing := [model for model in self.metrics.models if model not in served]:
+            which = f" of {', '.join(missing)}" if len(self.metrics.models) > 1 else ""
+            return Readiness(False, f"no worker group{which} is ready")
         return Readiness(True, f"{len(serving)} worker group{'s' if len(serving) > 1 else ''} ready")
 
     async def reset_prefix_cache(self) -> Mapping[str, int | None]:
@@ -81,6 +87,17 @@ class ClusterService:
         if all(number is None for number in numbers):
             raise Unavailable("no worker group could be reached: no prefix cache was reset")
         return dict(zip(groups, numbers, strict=True))
+
+    async def profile(self, num_steps: int, group: str | None, patience_s: float) -> Mapping[str, Mapping[str, Any]]:
+        """Group → what its leader says. Raises InvalidRequest for a group that there is not."""
+        await self.groups.try_refresh()
+        clients = {entry.group: self.groups.clients[generation] for generation, entry in self.groups.entries.items()}
+        if group is not None and group not in clients:
+            known = ", ".join(sorted(clients)) or "none at present"
+            raise InvalidRequest(f"There is no worker group {group[:64]!r}; there are: {known}.", param="group")
+        chosen = [group] if group is not None else list(clients)
+        answers = await asyncio.gather(*(clients[name].profile(num_steps, patience_s) for name in chosen))
+        return dict(zip(chosen, answers, strict=True))
 
     def _hashes(self, request: GenerationRequest) -> bytes:
         """Empty for a request that is to find no block and leave none: the router then expects neither."""
@@ -97,7 +114,7 @@ class ClusterService:
 
     def ended(self, generation: ClusterGeneration) -> None:
         """A request that a group took is over: it is recorded."""
-        if self._recorder is not None:
-            self._recorder.add(
+        if (recorder := self._recorders.get(generation.request.model)) is not None:
+            recorder.add(
                 generation.request, generation.arrival_s, generation.num_branches, generation.num_output_tokens
             )

@@ -28,7 +28,8 @@ from .application import bind, make_plan
 from .config import ServeConfig
 from .ledgers import accounts, published
 from .phases import Phases
-from .plan import NAMESPACE, ServePlan, router_names
+from .placement_watch import PlacementWatch, check_placement
+from .plan import NAMESPACE, ClusterPlan, router_names
 from .tls import LOOPBACK, TlsFront
 
 POLL_S = 0.2
@@ -46,26 +47,41 @@ class StartFailed(OctavoError):
 def application(
     config: ServeConfig, phases: Phases, stop: threading.Event, front: TlsFront | None = None
 ) -> Iterator[str]:
-    """The application, deployed and ready, behind ``front`` if there is one; its base URL."""
+    """The application, deployed and ready, behind ``front`` if there is one; its base URL. It is drained at the end."""
+    with contextlib.ExitStack() as undo:
+        yield bring_up(config, phases, stop, front, undo)
+
+
+def bring_up(
+    config: ServeConfig, phases: Phases, stop: threading.Event, front: TlsFront | None, undo: contextlib.ExitStack
+) -> str:
+    """Deploy the application and wait until it is ready; its base URL. ``undo`` gets what takes it down again."""
     logging.getLogger("ray.serve").setLevel(logging.DEBUG if config.log_level == "debug" else logging.WARNING)
     plan = make_plan(config)
+    check_placement(plan, phases.note)
     with phases.phase("starting Serve"):
         serve_is_ours, (host, port) = _start_serve(config, front)
-    try:
-        with phases.phase(f"bringing up {_extent(plan)} on {plan.device}"):
-            url = f"http://{host}:{port}{config.route_prefix.rstrip('/')}"
-            _deploy(plan)
-            _wait_until_ready(plan, url, stop)
-        if not stop.is_set():
-            _show_ledgers(config, phases)
-        yield url if front is None else f"https://{config.host}:{config.port}{config.route_prefix.rstrip('/')}"
-    finally:
-        with phases.phase("draining"):
-            _stop_serve(config, serve_is_ours)
+    undo.callback(_drain, config, phases, serve_is_ours)
+    with phases.phase(f"bringing up {_extent(plan)} on {plan.device}"):
+        url = f"http://{host}:{port}{config.route_prefix.rstrip('/')}"
+        _deploy(plan)
+        _wait_until_ready(plan, url, stop, PlacementWatch(plan, phases.note))
+    if not stop.is_set():
+        _show_ledgers(config, phases)
+    return url if front is None else f"https://{config.host}:{config.port}{config.route_prefix.rstrip('/')}"
 
 
-def _extent(plan: ServePlan) -> str:
-    groups, ranks = plan.config.replicas or 1, plan.config.tensor_parallel_size
+def _drain(config: ServeConfig, phases: Phases, serve_is_ours: bool) -> None:
+    with phases.phase("draining"):
+        stop_serve(config.app_name, config.num_routers, serve_is_ours)
+
+
+def _extent(plan: ClusterPlan) -> str:
+    return " and ".join(_groups(model.config) for model in plan.models)
+
+
+def _groups(config: ServeConfig) -> str:
+    groups, ranks = config.replicas or 1, config.tensor_parallel_size
     return f"{groups} worker group{'s' * (groups > 1)} of {ranks} rank{'s' * (ranks > 1)}"
 
 
@@ -78,11 +94,11 @@ def _start_serve(config: ServeConfig, front: TlsFront | None) -> tuple[bool, tup
     return is_ours, (options.host, options.port)
 
 
-def _stop_serve(config: ServeConfig, serve_is_ours: bool) -> None:
+def stop_serve(app_name: str, num_routers: int, serve_is_ours: bool) -> None:
     """Delete the application, which drains it; end a Serve that we started, unless others use it now."""
     with contextlib.suppress(RayError, TimeoutError, RuntimeError):  # the cluster may be half up or half down
-        _announce_drain(config)
-        serve.delete(config.app_name)
+        _announce_drain(app_name, num_routers)
+        serve.delete(app_name)
         if not serve_is_ours or serve.status().applications:
             return
         # Serve's controller ends itself while it answers, which Ray reports as a failed task.
@@ -90,16 +106,23 @@ def _stop_serve(config: ServeConfig, serve_is_ours: bool) -> None:
             serve.shutdown()
 
 
-def _announce_drain(config: ServeConfig) -> None:
+def _announce_drain(app_name: str, num_routers: int) -> None:
     """Let the gateways say that they are not ready, before anything ends."""
-    for router in router_names(config.app_name, config.num_routers):
+    for router in router_names(app_name, num_routers):
         with contextlib.suppress(RayError, ValueError):
             ray.get(ray.get_actor(router, NAMESPACE).drain.remote(), timeout=POLL_TIMEOUT_S)
 
 
-def _deploy(plan: ServePlan) -> None:
+def _deploy(plan: ClusterPlan) -> None:
     """Hand the application to Serve, which brings it up."""
-    target = serve.RunTarget(bind(plan), name=plan.config.app_name, route_prefix=plan.config.route_prefix)
+    config = plan.config
+    target = serve.RunTarget(
+        bind(plan),
+        name=config.app_name,
+        route_prefix=config.route_prefix,
+        # ``octavo scale``; of Serve's own autoscaler there may be none beside it in the application
+        external_scaler_enabled=all(model.config.max_replicas is None for model in plan.models),
+    )
     serve.run_many([target], wait_for_applications_running=False)
 
 
@@ -120,16 +143,19 @@ def start_failure(text: str) -> OctavoError:
     return StartFailed(f"the cluster did not come up: {others[-1] if others else text.strip()}")
 
 
-def _wait_until_ready(plan: ServePlan, url: str, stop: threading.Event) -> None:
+def _wait_until_ready(plan: ClusterPlan, url: str, stop: threading.Event, watch: PlacementWatch) -> None:
     """All worker groups are in every router's registry, and the gateway says that it is ready."""
     config = plan.config
-    end = time.monotonic() + config.startup_timeout_s
+    begin = time.monotonic()
     while not stop.is_set():
-        if len(_registered_groups(config)) >= (config.replicas or 1) and _is_ready(url):
+        if len(_registered_groups(config)) >= plan.num_groups and _is_ready(url):
             return
         _raise_failure(config.app_name)
-        if time.monotonic() > end:
-            raise StartFailed(f"--startup-timeout-s: not all worker groups were ready in {config.startup_timeout_s} s")
+        waited_s = time.monotonic() - begin
+        watch.look(waited_s)
+        if waited_s > config.startup_timeout_s:
+            limit = f"--startup-timeout-s: not all worker groups were ready in {config.startup_timeout_s} s"
+            raise StartFailed(f"{limit}: {watch.reason()}")
         stop.wait(POLL_S)
 
 

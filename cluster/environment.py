@@ -5,8 +5,8 @@ Ray, PyTorch and the Hugging Face libraries read variables of their own; those t
 
 from __future__ import annotations
 
-import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +14,14 @@ from pathlib import Path
 import platformdirs
 
 from ..worker.errors import ConfigurationError
+from ..worker.line_tls import TlsFiles
 
 PREFIX = "OCTAVO_"
 CACHE_DIR = "OCTAVO_CACHE_DIR"
 API_KEY = "OCTAVO_API_KEY"
 
-KNOWN_VARIABLES = frozenset({CACHE_DIR, API_KEY})
-"""Every variable that begins with ``OCTAVO_``; another one is a mistake that is said, not ignored."""
+_SERVICE = re.compile(r".*_SERVICE_(HOST|PORT(_\w+)?)|.*_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 
 _OF_PYTHON = ("LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "TZ")
 
@@ -44,8 +45,7 @@ class Environment:
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
-    """The variables that matter to Octavo. Raises ConfigurationError on an unknown ``OCTAVO_…``."""
-    _refuse_unknown(environ)
+    """The variables that matter before there is a configuration."""
     return Environment(
         cache_dir=_cache_dir(environ.get(CACHE_DIR)),
         api_key=environ.get(API_KEY) or None,
@@ -54,6 +54,19 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
         ray_auth_token=environ.get("RAY_AUTH_TOKEN") or None,
         ray_auth_token_path=environ.get("RAY_AUTH_TOKEN_PATH") or None,
     )
+
+
+def ray_tls(environ: Mapping[str, str] = os.environ) -> TlsFiles | None:
+    """The certificates of Ray's own connections, where it encrypts them. Raises ConfigurationError when Ray is told to
+    and not with what, or with files that are not there."""
+    if environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return None
+    paths = {name: environ.get(name) for name in ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")}
+    for name, path in paths.items():
+        if not path or not os.access(path, os.R_OK):
+            what = f"is {path}, which cannot be read" if path else "is not"
+            raise ConfigurationError(f"RAY_USE_TLS is set, and {name} {what}")
+    return TlsFiles(*[Path(path) for path in paths.values() if path])
 
 
 def default_cache_dir() -> Path:
@@ -67,6 +80,20 @@ def default_api_keys() -> list[str]:
     return [] if key is None else [key]
 
 
+def setting_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """All variables that begin with ``OCTAVO_`` and are not empty: one for each setting, and mistakes.
+
+    Kubernetes sets variables for each Service of a namespace, which a Service named octavo or octavo-head would make
+    look like ours; they are left out.
+    """
+    ours = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value}
+    return {name: value for name, value in ours.items() if not _is_of_a_service(name, value)}
+
+
+def _is_of_a_service(name: str, value: str) -> bool:
+    return _SERVICE.fullmatch(name) is not None or (name.endswith("_PORT") and _SERVICE_URL.match(value) is not None)
+
+
 def bare_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What a Python of ours needs to start, for processes that must not hold what else is there, such as secrets."""
     return {name: environ[name] for name in _OF_PYTHON if name in environ}
@@ -76,14 +103,3 @@ def _cache_dir(value: str | None) -> Path:
     if not value:
         return Path(platformdirs.user_cache_dir("octavo", appauthor=False))
     return Path(value).expanduser().absolute()
-
-
-def _refuse_unknown(environ: Mapping[str, str]) -> None:
-    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in KNOWN_VARIABLES)
-    if unknown:
-        raise ConfigurationError("; ".join(f"{name}: no such variable{_hint(name)}" for name in unknown))
-
-
-def _hint(name: str) -> str:
-    matches = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1)
-    return f", did you mean {matches[0]}?" if matches else f"; known: {', '.join(sorted(KNOWN_VARIABLES))}"

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ..worker.errors import Overloaded, Unavailable
 from ..worker.messages import Branch, FinishReason, Request, RouteDecision, SequenceUpdate, TokenLogprobs
-from .api.metrics import GatewayMetrics
+from .api.model_metrics import ModelsMetrics
 from .api.service import GenerationRequest, Route, RouteWishes, TokenDelta
 from .group_line import GroupLine
 from .token_stream import FIRST_PROMPT_POSITION, GroupLost, TokenStream
@@ -39,7 +39,7 @@ class Placement:
 class Placer(Protocol):
     """Who finds a group for a request."""
 
-    metrics: GatewayMetrics
+    metrics: ModelsMetrics
 
     async def submit(
         self, request: Request, wishes: RouteWishes, dead: tuple[int, ...], patience_s: float
@@ -88,6 +88,7 @@ class ClusterGeneration:
             decision.reason,
             decision.expected_ttft_s,
             placement.queued_s,
+            self.request.attempt,
         )
 
     async def place(self) -> None:
@@ -136,6 +137,7 @@ class ClusterGeneration:
             update.logprobs,
             told,
             update.embedding,
+            update.phases,
         )
 
     def _end_branch(self, branch: int) -> None:
@@ -164,7 +166,7 @@ class ClusterGeneration:
         if self.request.attempt >= MOST_ATTEMPTS:
             message = f"{MOST_ATTEMPTS} worker groups were lost while they worked on this request"
             return TokenDelta((), FinishReason.ERROR, error=message)
-        self.service.metrics.failovers.inc()
+        self.service.metrics[self.request.model].failovers.inc()
         self.request = self._continuation()
         try:
             await self.place()
@@ -245,4 +247,6 @@ def wire_request(request: GenerationRequest, gateway_id: str, routing_hashes: by
         use_prefix_cache=request.use_prefix_cache,
         queue_timeout_s=request.queue_timeout_s,
         pooling=request.pooling,
+        trace=request.trace,
+        client_request_id=request.client_request_id,
     )

@@ -11,12 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ..worker.errors import ConfigurationError
-from .config_fields import AbsolutePath, Count, Text
+from .config_fields import AbsolutePath, Count, Settings, Text
 from .environment import default_api_keys
+from .watch.tracing import check_tracing
 
 _ALL = ("*",)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -62,13 +63,15 @@ def _unpacked(given: Any) -> list[Any]:
         raise PydanticCustomError("json_list", 'must be a word or a JSON list such as ["a", "b"]') from None
 
 
-Words = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
-Keys = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+_WORD = {"type": "string", "minLength": 1}
+_ONE_OR_MORE = WithJsonSchema({"anyOf": [_WORD, {"type": "array", "items": _WORD}]})
+Words = Annotated[tuple[Text, ...], BeforeValidator(_listed), _ONE_OR_MORE]
+Keys = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), _ONE_OR_MORE
+]
 
 
-class HttpConfig(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
+class HttpConfig(Settings):
     api_key: Annotated[Keys, AfterValidator(_digests)] = Field(
         default_factory=default_api_keys, validate_default=True, repr=False
     )
@@ -108,8 +111,18 @@ class HttpConfig(BaseModel):
     """Seconds after which a client is cut off that reads nothing of what is ready for it, or sends no more of a body
     that it began."""
 
+    vllm_metric_names: bool = False
+    """Give metrics by vLLM's names too, where they mean the same, for its dashboards and autoscalers."""
+    log_requests: bool = False
+    """Log the beginning of every request's prompt and output, which may be private. Default: neither is ever logged."""
+    otlp_traces_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/\S*)?$")] | None = None
+    """URL that takes OpenTelemetry spans of requests as OTLP over HTTP, such as http://collector:4318/v1/traces; needs
+    the packages of octavo[otel]. Default: no spans."""
+
     def check_http(self) -> None:
-        """Raises ConfigurationError for settings that are fine alone and do not go together."""
+        """Raises ConfigurationError for settings that are fine alone and do not go together, or lack a package."""
+        if self.otlp_traces_endpoint is not None:
+            check_tracing()
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers"):
             if getattr(self, name) is not None and self.ssl_certfile is None:
                 raise ConfigurationError(f"--{name.replace('_', '-')} says nothing without --ssl-certfile")

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..worker.checkpoint.store import resolve_model
 from ..worker.errors import ConfigurationError
 from .config import ServeConfig
 from .environment import read_environment
@@ -30,7 +29,8 @@ from .local_ray import (
 )
 from .phases import Phases
 from .plan import NAMESPACE
-from .preflight import check_api_keys, check_chat_template, check_memory, check_model, fit_context, note_defaults
+from .preflight import check_api_keys, check_models
+from .preflight_memory import check_memory
 from .supervisor import become_child
 from .tls import TlsFront, check_tls, tls_front
 
@@ -41,15 +41,11 @@ def serve(config: ServeConfig) -> None:
     phases = Phases(sys.stderr)
     check_tls(config)
     check_api_keys(config)
-    config = _with_port(config) if config.port == 0 or config.address is None else config
-    resolved = resolve_model(config.model, cache_dir=config.cache_dir, report=phases.note)
-    with phases.phase("checking the model"):
-        check_model(config, resolved.path)
-        check_chat_template(config, resolved.path, phases.note)
-        config = fit_context(config, resolved.path, phases.note)
-        note_defaults(config, resolved.path, phases.note)
+    config = with_port(config) if config.port == 0 or config.address is None else config
+    with phases.phase("checking the model" + "s" * (len(config.models) > 1)):
+        config, folders, names = check_models(config, phases.note)
         if config.address is None:
-            check_memory(config, resolved.path)
+            check_memory(config, folders)
     # Names in the folder that we were started in must not hide installed packages in Ray's workers.
     config.cache_dir.mkdir(parents=True, exist_ok=True)
     os.chdir(config.cache_dir)
@@ -63,12 +59,12 @@ def serve(config: ServeConfig) -> None:
         _stop_on_signals(stop)
         with _ray(config, phases, stop), _application(config, phases, stop, front) as url:
             if not stop.is_set():
-                phases.ready(url, config.served_model_name or resolved.served_name)
+                phases.ready(url, names)
             stop.wait()
             phases.note("stopping: requests under way are finished first")
 
 
-def _with_port(config: ServeConfig) -> ServeConfig:
+def with_port(config: ServeConfig) -> ServeConfig:
     """Refuse a port that is taken, before anything is started; choose one for 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,10 +99,11 @@ def _ray(config: ServeConfig, phases: Phases, stop: threading.Event) -> Iterator
     """A Ray of our own, or the one at ``--address``."""
     with phases.phase("importing Ray"):
         import ray
+        from ray.exceptions import RayError
     with phases.phase(f"joining Ray at {config.address}" if config.address else "starting Ray"):
         try:
             ray.init(**_ray_options(config))
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             if config.address is None:
                 raise
             reason = str(error).strip().split("\n")[0]
@@ -123,7 +120,9 @@ def _ray_options(config: ServeConfig) -> dict[str, Any]:
     common = {"namespace": NAMESPACE, "logging_level": logging.ERROR, "log_to_driver": config.log_level == "debug"}
     if config.address:
         return {"address": config.address, **common}
-    num_ranks = (config.replicas or 2) * config.tensor_parallel_size
+    num_ranks = sum(
+        (model.max_replicas or model.replicas or 2) * model.tensor_parallel_size for model in config.each_model()
+    )
     return {
         "address": "local",
         # Booked CPUs are a matter of placement: ranks share the cores by their number of threads.

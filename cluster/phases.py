@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 import orjson
@@ -29,10 +29,11 @@ class Phases:
         yield
         self.note(f"{what}: {time.monotonic() - started:.1f} s")
 
-    def ready(self, url: str, model: str) -> None:
-        """The cluster serves: say where, and how to try it."""
+    def ready(self, url: str, models: Sequence[str]) -> None:
+        """The cluster serves: say what and where, and how to try it."""
         seconds = time.monotonic() - self._started
-        self.note(f"ready after {seconds:.1f} s: {model} at {url}/v1\n\n{curl_line(url, model)}\n")
+        names, trial = ",".join(models), curl_line(url, models[0])
+        self.note(f"ready after {seconds:.1f} s: {names} at {url}/v1\n\n{trial}\n")
 
 
 def curl_line(url: str, model: str) -> str:

@@ -1,19 +1,21 @@
-"""ServePlan: a ServeConfig with everything decided, as the parts of the application are told it."""
+"""ClusterPlan and, for each model, ServePlan: a ServeConfig with everything decided, as the application is told it."""
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..worker.host_cpus import num_cpus
 from ..worker.model.config import ModelConfig
 from ..worker.spec import WorkerSpec
 from .api.chat.prompts import ChatOptions
 from .api.request.generation_defaults import GenerationDefaults
 from .api.service import ServedModel
-from .config import DEFAULT_GPU_MEMORY_UTILIZATION, DEFAULT_PRIORITY_AGING_S, ServeConfig
+from .config import DEFAULT_PRIORITY_AGING_S, ServeConfig
+from .model_settings import DEFAULT_GPU_MEMORY_UTILIZATION
+from .placement import rank_resources
 
 NAMESPACE = "octavo"
 """Ray namespace of the named actors."""
@@ -21,10 +23,10 @@ NAMESPACE = "octavo"
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """One application: one served model, its worker groups, its gateways and its routers."""
+    """One served model and its worker groups."""
 
     config: ServeConfig
-    """Decided for the device: no field that depends on it is None."""
+    """Of this model alone, decided for the device: no field that depends on it is None."""
     device: Literal["cpu", "cuda"]
     model: str | None
     """What a node turns into a model folder: a folder that all nodes have, a hub id, or None."""
@@ -42,18 +44,14 @@ class ServePlan:
         return ChatOptions(config.trust_request_chat_template, config.tool_call_parser, config.reasoning_parser)
 
     @property
-    def num_ranks(self) -> int:
-        return (self.config.replicas or 1) * self.config.tensor_parallel_size
-
-    @property
     def num_threads_per_rank(self) -> int:
-        """CPU threads of a rank: the machine's cores, divided over the ranks on it."""
-        return max(1, (os.cpu_count() or 1) // self.num_ranks_on_machine)
+        """CPU threads of a rank: the processors that this process may use, divided over the ranks on it."""
+        return max(1, num_cpus() // self.num_ranks_on_machine)
 
     @property
     def rank_resources(self) -> dict[str, float]:
         """What one rank books of its node."""
-        return {"GPU": 1.0, "CPU": 1.0} if self.device == "cuda" else {"CPU": 1.0}
+        return rank_resources(self.device)
 
     def worker_spec(self, group: str, generation: int, routers: tuple[str, ...]) -> WorkerSpec:
         """What the workers of one incarnation of a group are told."""
@@ -82,6 +80,7 @@ class ServePlan:
             ray_namespace=NAMESPACE,
             startup_timeout_s=config.startup_timeout_s,
             log_level=config.log_level,
+            log_format=config.log_format,
             scheduling_policy=config.scheduling_policy,
             priority_aging_s=config.priority_aging_s or DEFAULT_PRIORITY_AGING_S,
             target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1000,
@@ -93,7 +92,32 @@ class ServePlan:
             batch_invariant=config.batch_invariant,
             quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
+            step_timeout_s=config.step_timeout_s,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """One application: its models, its gateways and its routers."""
+
+    config: ServeConfig
+    """What is the same for all models, and each as it was given."""
+    models: tuple[ServePlan, ...]
+    routing_key: bytes
+    """As each model's."""
+
+    @property
+    def num_groups(self) -> int:
+        return sum(model.config.replicas or 1 for model in self.models)
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        return self.models[0].device
+
+
+def group_deployment(index: int) -> str:
+    """Name of the deployment of a model's worker groups, by the model's place in the configuration."""
+    return f"WorkerGroup-{index}"
 
 
 def served_model(plan: ServePlan, folder: Path) -> ServedModel:

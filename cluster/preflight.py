@@ -1,15 +1,14 @@
-"""What can be judged of a model and of this machine's memory before any process is started."""
+"""What can be judged of the models before any process is started; ``preflight_memory.py`` judges their memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
+from ..worker.checkpoint.store import resolve_model
 from ..worker.errors import ConfigurationError
-from ..worker.host_memory import host_memory
-from ..worker.ledger import gib
 from ..worker.model.config import ModelConfig
 from ..worker.model.device_limits import Device, check_any_device, check_device
 from ..worker.model.partition import partition
@@ -17,17 +16,43 @@ from .api.chat.prompts import DEFAULT_OPTIONS, ChatOptions, ChatPrompts
 from .api.http.auth import ApiKeys
 from .api.request.fields import MAX_TEMPLATE_CHARS
 from .api.request.generation_defaults import GenerationDefaults
-from .config import ServeConfig
+from .config import ServeConfig, check_served_names
+from .preflight_memory import device_of, set_num_blocks
 from .trace_recorder import check_trace_file
 
-_PROCESS_BYTES = 400 * 2**20
-"""A rank's process without weights and KV blocks, measured with torch 2.13."""
 
-_CPU_KV_ITEMSIZE = 4
-"""On CPUs KV is float32, whatever the weights are, unless it is quantised."""
+class CheckedModels(NamedTuple):
+    """What was found out about a cluster's models before anything is started."""
 
-_SCALE_BYTES = 4
-"""Of a token and head of quantised KV, beside a byte for each number."""
+    config: ServeConfig
+    """With contexts that fit."""
+    folders: tuple[Path, ...]
+    names: tuple[str, ...]
+    """In the API."""
+
+
+def check_models(config: ServeConfig, note: Callable[[str], None]) -> CheckedModels:
+    """Fetch all models and judge everything that can be judged of them; ``note`` is told what people should know.
+    Raises ConfigurationError, which begins with the entry where ``models`` has several."""
+    fitted, folders, names = [], [], []
+    for index, model in enumerate(config.each_model()):
+        with config.errors_of_model(index):
+            resolved = resolve_model(model.model, cache_dir=config.cache_dir, report=note)
+            name = model.served_model_name or resolved.served_name
+            of_model = _with_name(name, note) if config.models else note
+            check_model(model, resolved.path)
+            check_chat_template(model, resolved.path, of_model)
+            fitted.append(fit_context(model, resolved.path, of_model))
+            note_defaults(model, resolved.path, of_model)
+        folders.append(resolved.path)
+        names.append(name)
+    check_served_names(names)
+    return CheckedModels(config.with_models(fitted), tuple(folders), tuple(names))
+
+
+def _with_name(name: str, note: Callable[[str], None]) -> Callable[[str], None]:
+    """``note`` for what is said of one model of several."""
+    return lambda text: note(f"{name}: {text}")
 
 
 def check_model(config: ServeConfig, folder: Path) -> None:
@@ -35,7 +60,7 @@ def check_model(config: ServeConfig, folder: Path) -> None:
     model = ModelConfig.from_folder(folder)
     partition(model, config.tensor_parallel_size)
     check_any_device(model, config.quantization)
-    if _device(config) == "cpu":  # a GPU is asked by the worker that computes on it
+    if device_of(config) == "cpu":  # a GPU is asked by the worker that computes on it
         check_device(Device("cpu"), model, dtype=config.dtype, quantization=config.quantization)
     if config.model is not None:  # the embedded one is verified by checksum, and torch takes seconds to import
         from ..worker.model.check import check_model_folder
@@ -107,98 +132,9 @@ def fit_context(config: ServeConfig, folder: Path, note: Callable[[str], None]) 
     measure their memory is refused by them when it is too small.
     """
     model = ModelConfig.from_folder(folder)
-    limit, num_blocks = model.max_position_embeddings, _set_num_blocks(config, model)
+    limit, num_blocks = model.max_position_embeddings, set_num_blocks(config, model)
     fits = limit if num_blocks is None else num_blocks * config.block_size
     if config.max_model_len is not None or fits >= limit or fits == 0:
         return config
     note(f"--max-model-len: {fits:,} tokens, all that the KV pool as set can hold; the model's context is {limit:,}")
     return ServeConfig.parse(config.model_dump(mode="json") | {"max_model_len": fits})
-
-
-def check_memory(config: ServeConfig, folder: Path) -> None:
-    """Raises ConfigurationError when this machine's memory cannot hold all worker groups on its CPUs."""
-    if _device(config) != "cpu":
-        return
-    replicas = config.for_device("cpu").replicas or 1
-    group_bytes = _weight_bytes(config, folder) + config.tensor_parallel_size * _PROCESS_BYTES
-    available = host_memory().available
-    if replicas * group_bytes > available:
-        raise ConfigurationError(
-            f"--replicas: {replicas} worker groups need about {replicas * group_bytes / 2**30:.1f} GiB for weights and "
-            f"processes, but {available / 2**30:.1f} GiB are available; at most {available // group_bytes}"
-        )
-    _check_pools(config, folder, replicas * config.tensor_parallel_size, available - replicas * group_bytes)
-
-
-def _weight_bytes(config: ServeConfig, folder: Path) -> int:
-    """Of the files, or of about what is left of them: with --quantization a byte for each number of the matrices."""
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    model = ModelConfig.from_folder(folder)
-    return stored if config.quantization is None else min(stored, model.num_matrix_values + 4 * model.num_table_values)
-
-
-def _check_pools(config: ServeConfig, folder: Path, num_ranks: int, left: int) -> None:
-    """Raises ConfigurationError when the KV pools that were set do not fit in ``left`` bytes together.
-
-    Each rank sees to its own pool; that those of all ranks fit is seen best before any of them is there.
-    """
-    block_bytes = _bytes_per_block(config, ModelConfig.from_folder(folder), _CPU_KV_ITEMSIZE)
-    if config.num_gpu_blocks_override is not None:
-        flag, value, unit = "--num-gpu-blocks-override", config.num_gpu_blocks_override, block_bytes
-    elif config.kv_cache_memory_bytes is not None:
-        flag, value, unit = "--kv-cache-memory-bytes", int(config.kv_cache_memory_bytes), 1
-    else:
-        return
-    if num_ranks * value * unit > left:
-        raise ConfigurationError(
-            f"{flag} is {value}, which takes {gib(num_ranks * value * unit)} for the KV of {num_ranks} workers, but "
-            f"weights and processes leave {gib(left)} of this machine's memory; at most {left // (num_ranks * unit)}"
-        )
-
-
-def _set_num_blocks(config: ServeConfig, model: ModelConfig) -> int | None:
-    """KV blocks of a worker, if they are set. None as well where it takes the workers to know."""
-    if config.num_gpu_blocks_override is not None:
-        return config.num_gpu_blocks_override
-    itemsize = _kv_itemsize(config, model)
-    if config.kv_cache_memory_bytes is None or itemsize is None:
-        return None
-    return int(config.kv_cache_memory_bytes) // _bytes_per_block(config, model, itemsize)
-
-
-def _bytes_per_block(config: ServeConfig, model: ModelConfig, itemsize: int) -> int:
-    """K and V of one block in all layers, on the rank with the most KV heads; ``itemsize`` of a plain number."""
-    kv_heads = max(len(share.kv_heads) for share in partition(model, config.tensor_parallel_size))
-    head_bytes = model.head_dim * itemsize if config.kv_cache_dtype == "auto" else model.head_dim + _SCALE_BYTES
-    return model.num_layers * 2 * kv_heads * config.block_size * head_bytes
-
-
-def _kv_itemsize(config: ServeConfig, model: ModelConfig) -> int | None:
-    """Bytes of a number in the KV cache; None where the device is not known yet."""
-    device = _device(config)
-    if device != "cuda":
-        return _CPU_KV_ITEMSIZE if device == "cpu" else None
-    import torch
-
-    from ..worker.model.dtype import choose_dtype
-
-    return choose_dtype(config.dtype, model, torch.device("cuda")).itemsize
-
-
-def _device(config: ServeConfig) -> Literal["cpu", "cuda"] | None:
-    """None: a cluster that is joined decides."""
-    if config.device != "auto":
-        return config.device
-    if config.address is not None:
-        return None
-    return "cuda" if _num_gpus() > 0 else "cpu"
-
-
-def _num_gpus() -> int:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return 0

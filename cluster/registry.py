@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from typing import Any
 
 from ..worker.messages import GroupEntry
@@ -24,13 +25,14 @@ logger = logging.getLogger(__name__)
 class GroupRegistry:
     """One per gateway. ``run`` keeps it fresh; it must be running."""
 
-    def __init__(self, gateway_id: str, router: RouterClient) -> None:
+    def __init__(self, gateway_id: str, router: RouterClient, tls: ssl.SSLContext | None = None) -> None:
         self.entries: dict[int, GroupEntry] = {}
         """By generation."""
         self.clients: dict[int, GroupClient] = {}
         """Of all groups in the registry, and of those that have left it while requests were under way there."""
         self._gateway_id = gateway_id
         self._router = router
+        self._tls = tls
         self._registered_at_s = 0.0
         """When there last was an entry, on the event loop's clock."""
 
@@ -59,7 +61,10 @@ class GroupRegistry:
         self.entries = {entry.generation: entry for entry, _ in registry}
         fresh = {entry.generation: self._client_of(entry.generation, leader) for entry, leader in registry}
         busy = {generation: client for generation, client in self.clients.items() if not client.is_idle}
-        self.clients = busy | fresh
+        before, self.clients = self.clients, busy | fresh
+        for generation, client in before.items():
+            if self.clients.get(generation) is not client:
+                client.close()
 
     def _client_of(self, generation: int, leader: Any) -> GroupClient:
         """The one there is, or a new one; also for a group that seemed dead and is still in the registry later on."""
@@ -68,7 +73,7 @@ class GroupRegistry:
             lost_since_s = known.lost_since_s
             if lost_since_s is None or asyncio.get_running_loop().time() - lost_since_s < REVIVAL_S:
                 return known
-        return GroupClient(self._gateway_id, generation, leader)
+        return GroupClient(self._gateway_id, generation, leader, self._tls)
 
     def serving(self) -> list[tuple[GroupEntry, GroupClient]]:
         """Groups that take new requests, as far as is known here."""

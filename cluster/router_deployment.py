@@ -18,7 +18,7 @@ from ..router.actor import RouterCore
 from ..router.config import RouterConfig
 from ..router.tenants import TenantLimits
 from .config import DEFAULT_PRIORITY_AGING_S, ServeConfig
-from .plan import NAMESPACE, ServePlan, compile_cache, router_names
+from .plan import NAMESPACE, ClusterPlan, compile_cache, router_names
 
 START_TIMEOUT_S = 30.0
 HEALTH_TIMEOUT_S = 5.0
@@ -30,7 +30,7 @@ logger = logging.getLogger("ray.serve")
 class Router:
     """A call through Serve costs several times one on an actor, so gateways and leaders call the actor."""
 
-    async def __init__(self, plan: ServePlan, index: int) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+    async def __init__(self, plan: ClusterPlan, index: int) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         names = router_names(serve.get_replica_context().app_name, plan.config.num_routers)
         self._name = names[index]
         self._compile_cache = str(compile_cache(plan.config.cache_dir))
@@ -38,6 +38,7 @@ class Router:
         self._settings: dict[str, Any] = {
             "config": router_config(plan.config),
             "name": None if is_alone else str(index),
+            "logs": (plan.config.log_level, plan.config.log_format),
             "find_peers": [functools.partial(ray.get_actor, name, NAMESPACE) for name in names if name != self._name],
         }
         with contextlib.suppress(ValueError):  # one that a replica killed a moment ago has left behind

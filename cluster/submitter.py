@@ -10,7 +10,7 @@ from ..router.verdicts import RefusalReason
 from ..worker.errors import Overloaded, Unavailable
 from ..worker.messages import Request, RouteDecision, RouteQuery
 from ..worker.sequence import reads_whole_prompt
-from .api.metrics import GatewayMetrics
+from .api.model_metrics import ModelsMetrics
 from .api.service import RouteWishes
 from .generation import Placement
 from .group_client import GroupClient, GroupFull
@@ -35,7 +35,7 @@ ERROR = "error"
 class Submitter:
     """One per gateway."""
 
-    def __init__(self, router: RouterClient, groups: GroupRegistry, metrics: GatewayMetrics) -> None:
+    def __init__(self, router: RouterClient, groups: GroupRegistry, metrics: ModelsMetrics) -> None:
         self._router = router
         self._groups = groups
         self._metrics = metrics
@@ -62,7 +62,9 @@ class Submitter:
                 if (client := await self._client(decision)) is not None:
                     placed = _aged(request, loop.time() - start, queued_s)
                     placed = replace(placed, expected_cached_tokens=decision.expected_cached_tokens)
-                    return self._placed(Placement(decision, client, await client.submit(placed), queued_s))
+                    return self._placed(
+                        Placement(decision, client, await client.submit(placed), queued_s), request.model
+                    )
             except GroupFull as refusal:
                 refusals.append(refusal)
             except GroupLost:
@@ -81,9 +83,9 @@ class Submitter:
             refusals = []
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    def _placed(self, placement: Placement) -> Placement:
+    def _placed(self, placement: Placement, model: str) -> Placement:
         if placement.queued_s > 0.0:
-            self._metrics.router_queue_time.observe(placement.queued_s)
+            self._metrics[model].router_queue_time.add(placement.queued_s)
         return placement
 
     async def _is_final(self, decision: RouteDecision, wishes: RouteWishes, refusals: list[GroupFull]) -> bool:
@@ -116,11 +118,12 @@ class Submitter:
             excluded_groups=wishes.excluded_groups,
             preferred_groups=wishes.preferred_groups,
             attempt=request.attempt,
+            trace=request.trace,
         )
         try:
             return await self._router.route(query)
         except RouterAway:
-            self._metrics.fallback_routes.inc()
+            self._metrics[query.model].fallback_routes.inc()
             return self._least_loaded(query, wishes)
 
     def _least_loaded(self, query: RouteQuery, wishes: RouteWishes) -> RouteDecision:

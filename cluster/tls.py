@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..worker.errors import ConfigurationError
+from ..worker.line_tls import leader_context
 from .config import ServeConfig
+from .environment import ray_tls
 from .local_ray import free_ports
 
 LOOPBACK = "127.0.0.1"
@@ -27,7 +29,9 @@ class TlsFront:
 
 
 def check_tls(config: ServeConfig) -> None:
-    """Raises ConfigurationError for certificates and keys that cannot be used, before anything is started."""
+    """Raises ConfigurationError for certificates and keys that cannot be used, before anything is started: the API's,
+    and those of Ray's own connections, which the token lines use too."""
+    _check_lines()
     if config.ssl_certfile is None:
         return
     if config.address is not None:
@@ -46,6 +50,16 @@ def check_tls(config: ServeConfig) -> None:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{flag}: {config.ssl_certfile} and its key cannot be used: {error}") from error
     _check_others(config, context)
+
+
+def _check_lines() -> None:
+    if (files := ray_tls()) is None:
+        return
+    try:
+        leader_context(files)
+    except OSError as error:
+        paths = f"{files.certificate}, {files.key} and {files.authority}"
+        raise ConfigurationError(f"RAY_USE_TLS is set, and {paths} cannot be used together: {error}") from error
 
 
 def _check_others(config: ServeConfig, context: ssl.SSLContext) -> None:

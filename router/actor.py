@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from ..worker.logs import LogFormat, configure_logs
 from ..worker.messages import (
     GroupReport,
     Registry,
@@ -21,6 +22,7 @@ from ..worker.messages import (
     RouteQuery,
     SharedReservations,
 )
+from ..worker.process_metrics import LoopLag, ProcessMetrics, render
 from ..worker.wire import pack, unpack
 from .config import RouterConfig
 from .peers import Peer
@@ -54,7 +56,8 @@ class RouterCore:
     """Holds the one Router. All methods run on the actor's event loop, one at a time.
 
     ``find_peers`` give the actors of the other routers, or raise ValueError; they may block. ``name`` tells this
-    router's metrics from theirs, None when there are no others.
+    router's metrics from theirs, None when there are no others. ``logs``: level and form of what this process
+    logs, None: as it is.
     """
 
     def __init__(
@@ -65,7 +68,10 @@ class RouterCore:
         name: str | None = None,
         find_peers: Iterable[Callable[[], Any]] = (),
         router: Router | None = None,
+        logs: tuple[str, LogFormat] | None = None,
     ) -> None:
+        if logs is not None:
+            configure_logs(*logs, {"role": "router", "router": name or "0"})
         self._clock = clock
         self._name = name
         self._router = router or Router(config or RouterConfig(), random.Random())
@@ -75,6 +81,8 @@ class RouterCore:
         self._bulk = asyncio.Lock()
         self._draining = False
         self._leaders: dict[int, Any] = {}
+        self._lag = LoopLag()
+        self._process = ProcessMetrics({"role": "router"}, self._lag)
         self._metrics: dict[str, tuple[str, float]] = {}
         """Source → its latest metrics text, and when it was last heard of."""
 
@@ -115,13 +123,20 @@ class RouterCore:
         oldest = self._clock() - SOURCE_TIMEOUT_S
         self._metrics = {source: heard for source, heard in self._metrics.items() if heard[1] > oldest}
         texts = {source: text for source, (text, _) in self._metrics.items() if text}
-        own = self._router.metrics_text()
+        own = self._router.metrics_text() + render(self._process)
         return {"router": own if self._name is None else _labelled(own, self._name), **texts}
 
     async def explain(self, limit: int) -> list[dict[str, Any]]:
         """The last decisions, newest first, each with its age in seconds."""
         now = self._clock()
         return [decision | {"age_s": now - decision["made_at_s"]} for decision in self._router.explain(limit)]
+
+    # ---- what worker groups call ----
+
+    async def outlook(self, model: str) -> tuple[float, float] | None:
+        """Seconds until a new request's first token, and the share of free blocks; see ``Outlook``."""
+        found = self._router.outlook(model)
+        return None if found is None else (found.expected_ttft_s, found.free_share)
 
     # ---- what leaders call ----
 
@@ -155,8 +170,8 @@ class RouterCore:
         return True
 
     async def watch(self) -> None:
-        """Never returns: who waits for it learns of this actor's end."""
-        await asyncio.Event().wait()
+        """Never returns: who waits for it learns of this actor's end. Meanwhile it measures the event loop."""
+        await self._lag.run()
 
     # ---- inside ----
 
@@ -172,7 +187,9 @@ class RouterCore:
 
     def _decide(self, gateway_id: str, query: RouteQuery, now: float) -> RouteDecision:
         with self._shielded("route"):
-            return self._router.route(RouteQueries(gateway_id, (query,)), now).decisions[0]
+            decision = self._router.route(RouteQueries(gateway_id, (query,)), now).decisions[0]
+            _log(query, decision)
+            return decision
         with self._shielded("cancel"):
             self._router.cancel((query.request_id,), now)
         detail = "the router failed on the request; its log says more"
@@ -227,6 +244,13 @@ class RouterCore:
         if silent := self._mail.drop_silent(now, GATEWAY_SILENCE_S):
             never_told = [request_id for request_ids in silent.values() for request_id in request_ids]
             self._router.cancel((*self._router.queued_of(silent), *never_told), now)
+
+
+def _log(query: RouteQuery, decision: RouteDecision) -> None:
+    if logger.isEnabledFor(logging.DEBUG):
+        about = {"request_id": query.request_id, "trace": query.trace, "attempt": query.attempt}
+        made = {"group": decision.group, "reason": decision.reason, "queued": decision.queued}
+        logger.debug("decided", extra={"fields": about | made})
 
 
 def _labelled(text: str, router: str) -> str:

@@ -33,6 +33,7 @@ from .index import PrefixIndex
 from .judge import impossible
 from .knowledge import GroupKnowledge
 from .metrics import render_metrics
+from .outlook import Outlook, outlook
 from .pool import Pool
 from .predictions import Predictions
 from .queued import Queued, QueuedQueries
@@ -106,6 +107,11 @@ class Router:
     def num_queued(self) -> int:
         """Queries that wait for a group with room."""
         return self.admission.num_waiting
+
+    def outlook(self, model: str) -> Outlook | None:
+        """How a new request of the model would fare; None when no group takes any."""
+        pool = self.pools.get(model)
+        return None if pool is None else outlook(pool, self.admission.num_waiting_for(model))
 
     def queued_of(self, gateway_ids: Container[str]) -> tuple[str, ...]:
         """Requests of these gateways that wait."""

@@ -210,7 +210,8 @@ def test_every_library_that_is_imported_is_a_declared_dependency(module: str) ->
 
 @functools.cache
 def declared_dependencies() -> set[str]:
-    lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = project["dependencies"] + project["optional-dependencies"]["otel"]
     declared = {str(canonicalize_name(Requirement(line).name)) for line in lines}
     return declared | {part for part, whole in PARTS.items() if whole in declared}
 

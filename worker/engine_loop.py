@@ -26,7 +26,9 @@ from .engine import Engine
 from .messages import GroupReport, Request, SequenceUpdate, TokenFrame
 from .outbox import Outbox
 from .report_book import ReportBook
+from .request_log import log_failed, log_received
 from .snapshot_parts import snapshot_parts
+from .step_watch import StepWatch
 
 HEARTBEAT_S = 1.0
 """An idle engine tells its ranks this often that it lives."""
@@ -66,6 +68,7 @@ class EngineLoop:
         max_queued_tokens: int | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         gateway_silence_s: float = GATEWAY_SILENCE_S,
+        step_timeout_s: float | None = None,
     ) -> None:
         self._engine = engine_of(self._emit)
         self._heartbeat_s = heartbeat_s
@@ -90,8 +93,9 @@ class EngineLoop:
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
         self._over = asyncio.Event()
-        self._beat_s = time.monotonic()
-        self._next_heartbeat_s = self._beat_s + heartbeat_s
+        now = time.monotonic()
+        self._watch = StepWatch(now, step_timeout_s)
+        self._next_heartbeat_s = now + heartbeat_s
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -136,11 +140,12 @@ class EngineLoop:
         self._raise_if_over()
         event.clear()
         with self._lock:
-            self._outbox.touch(gateway_id)
+            self._outbox.acknowledge(gateway_id, acknowledged)
             has_news = self._outbox.has_news(gateway_id, acknowledged)
         if not has_news:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await event.wait()
         self._raise_if_over()
         with self._lock:
             return self._outbox.take(gateway_id, acknowledged)
@@ -184,6 +189,10 @@ class EngineLoop:
     def has_news(self, router: str) -> bool:
         """There is something to tell it besides the passing of time."""
         return self._book.has_news(router)
+
+    def has_urgent_news(self, router: str) -> bool:
+        """News that is more than the blocks which running requests have filled."""
+        return self._book.has_urgent_news(router)
 
     def report_arrived(self, router: str, report: GroupReport, *, wants_snapshot: bool) -> None:
         with self._lock:
@@ -230,7 +239,12 @@ class EngineLoop:
     @property
     def heartbeat_age_s(self) -> float:
         """Seconds since the engine's thread last came round."""
-        return time.monotonic() - self._beat_s
+        return self._watch.age_s(time.monotonic())
+
+    @property
+    def step_deadline_s(self) -> float:
+        """A heartbeat older than this does not come any more; see ``StepWatch``."""
+        return self._watch.deadline_s
 
     def stop(self, timeout_s: float) -> None:
         """End the thread after the step under way, and let the other ranks go. Polls that wait then raise."""
@@ -249,7 +263,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while not self._stopped:
-                self._beat_s = time.monotonic()
+                self._watch.came_round(time.monotonic())
                 self._drop_silent_gateways()
                 self._step_or_beat()
                 self._publish()
@@ -289,6 +303,7 @@ class EngineLoop:
             self._publish()
 
     def _take(self, request: Request, holding: object) -> None:
+        log_received(request)
         self._engine.submit(request)
         self._taken.append(request)
 
@@ -302,6 +317,7 @@ class EngineLoop:
     def _step_or_beat(self) -> None:
         """Go on by a step. When there is none, and the ranks have not heard of us for a while, a heartbeat."""
         if self._engine.step():
+            self._watch.note_step(self._largest_step_s())
             if (step := self._engine.in_flight) is not None:
                 step.add_done_callback(lambda _: self._calls.put(None))
         elif time.monotonic() < self._next_heartbeat_s:
@@ -309,6 +325,11 @@ class EngineLoop:
         else:
             self._heart.heartbeat()
         self._next_heartbeat_s = time.monotonic() + self._heartbeat_s
+
+    def _largest_step_s(self) -> float:
+        """What a step with as many tokens as there may be is expected to take; 0.0 when unknown."""
+        limits = self._engine.scheduler.limits
+        return self._engine.speed.expected_step_s(limits.max_num_batched_tokens, limits.max_num_seqs)
 
     def _let_ranks_go(self) -> None:
         """After a failure, as far as it goes: some rank may be gone, or in the middle of a step."""
@@ -324,6 +345,8 @@ class EngineLoop:
             self._snapshots_due.discard(router)
 
     def _emit(self, gateway_id: str, update: SequenceUpdate) -> None:
+        if update.error is not None:
+            log_failed(update)
         self._emitted.append((gateway_id, update))
 
     def _publish(self) -> None:

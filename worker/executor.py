@@ -26,6 +26,7 @@ from torch import Tensor
 from ..kernels.backend import Kernels
 from .collectives import Collectives
 from .host_copy import HostCopy
+from .profiler import StepProfiler
 from .prompt_reading import PromptReadings, ReadingsOnHost
 from .sampler import Sampled, sample_rows
 from .sampling_row import Candidate, SamplingRow, StepResult
@@ -71,11 +72,20 @@ class _Drawn:
 class Executor:
     """Rank 0: broadcasts plans, takes part in them, and samples."""
 
-    def __init__(self, runner: Runner, collectives: Collectives, kernels: Kernels, *, overlaps: bool = False) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        collectives: Collectives,
+        kernels: Kernels,
+        *,
+        overlaps: bool = False,
+        profiler: StepProfiler | None = None,
+    ) -> None:
         """``overlaps``: the device computes on while the host does something else, as GPUs do."""
         self._runner = runner
         self._collectives = collectives
         self._kernels = kernels
+        self._profiler = profiler
         self._thread = StepThread("steps")
         self._results = StepThread("results") if overlaps else None
         self._under_way: list[Future[StepResult]] = []
@@ -108,6 +118,13 @@ class Executor:
         A group that is idle also has the time to record a graph.
         """
         self._after_steps(self._beat)
+
+    def profile(self, number: int, num_steps: int) -> None:
+        """Let all ranks record the next ``num_steps`` steps, 0: record no more. Returns at once.
+
+        Raises RuntimeError after ``shut_down``.
+        """
+        self._thread.submit(functools.partial(self._profile, number, num_steps))
 
     def shut_down(self) -> None:
         """Let the other ranks return from ``follow``, and end the thread, after the steps under way.
@@ -145,8 +162,19 @@ class Executor:
             self._runner.capture(key, self._collectives)
         return key is not None
 
+    def _profile(self, number: int, num_steps: int) -> None:
+        if self._profiler is not None:
+            self._broadcast(StepPlan(PlanKind.PROFILE, step=num_steps, tokens_from_step=number))
+            self._profiler.begin(number, num_steps)
+
     def _launch(self, plan: StepPlan, rows: list[SamplingRow]) -> Callable[[], StepResult]:
         """Launch a step; what waits for its result."""
+        if self._profiler is None or not self._profiler.is_recording:
+            return self._launch_step(plan, rows)
+        with self._profiler.step(plan.step):
+            return functools.partial(_held_up, self._launch_step(plan, rows))
+
+    def _launch_step(self, plan: StepPlan, rows: list[SamplingRow]) -> Callable[[], StepResult]:
         result = self._run(plan, rows)
         if not plan.reads_prompts:
             return result
@@ -235,6 +263,11 @@ def _tell(row: SamplingRow, token_id: int | None) -> None:
     except Exception:  # it is the end of this row's branch alone
         logger.exception("a row's token could not be taken in: %s", row)
         row.state.fail("the next token could not be sampled")
+
+
+def _held_up(result: Callable[[], StepResult]) -> StepResult:
+    """What a step gave whose time says nothing of others."""
+    return replace(result(), was_held_up=True)
 
 
 def _with_readings(result: Callable[[], StepResult], readings: ReadingsOnHost) -> StepResult:

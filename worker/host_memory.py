@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-_CGROUPS = Path("/sys/fs/cgroup")
+from .cgroups import own_cgroups
+
 _STATUS = Path("/proc/self/status")
 _FORGET_PEAK = Path("/proc/self/clear_refs")
 
@@ -27,17 +28,16 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class _CgroupFiles:
-    """Where a version of cgroups says what (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst)."""
+    """Where a version of cgroups says what."""
 
-    root: Path
     limit: str
     usage: str
     reclaimable: str
     """Line of memory.stat: page cache that nobody has used lately."""
 
 
-_V1 = _CgroupFiles(_CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _CgroupFiles(_CGROUPS, "memory.max", "memory.current", "inactive_file")
+_V1 = _CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _CgroupFiles("memory.max", "memory.current", "inactive_file")
 
 
 def host_memory() -> HostMemory:
@@ -74,23 +74,9 @@ def _peak() -> int:
 
 def _cgroup_views() -> Iterator[HostMemory]:
     """Each memory limit around this process, from its own cgroup to the root."""
-    try:
-        memberships = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for membership in memberships:
-        _, controllers, path = membership.split(":", 2)
-        if controllers in ("", "memory"):
-            yield from _views_along(_V2 if controllers == "" else _V1, path)
-
-
-def _views_along(files: _CgroupFiles, path: str) -> Iterator[HostMemory]:
-    own = files.root / path.lstrip("/")
-    for folder in (own, *own.parents):
-        if (view := _view(files, folder)) is not None:
+    for version, folder in own_cgroups("memory"):
+        if (view := _view(_V2 if version == 2 else _V1, folder)) is not None:
             yield view
-        if folder == files.root:
-            return
 
 
 def _view(files: _CgroupFiles, folder: Path) -> HostMemory | None:

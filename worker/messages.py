@@ -179,6 +179,40 @@ class SequenceUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmitAnswer:
+    """Leader → gateway: a Request was taken, its tokens come by polls; or it was refused, and why, for the user."""
+
+    KIND: ClassVar[str] = "submit_answer"
+
+    request_id: str
+    refusal: str | None = None
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Gateway → leader: end these requests, or only one branch of each. Not answered."""
+
+    KIND: ClassVar[str] = "abort"
+
+    request_ids: tuple[str, ...]
+    branch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """Gateway → leader: give all that came after number ``acknowledged`` of this mailbox; a TokenFrame."""
+
+    KIND: ClassVar[str] = "poll"
+
+    mailbox: str
+    """The ``gateway_id`` of its requests."""
+    acknowledged: int
+    wait_s: float
+    """With nothing new it is answered after so long."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenFrame:
     """The answer to a poll: everything new for one gateway since the number that it acknowledged."""
 

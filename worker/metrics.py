@@ -4,22 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from .admission import Bound
-from .engine import Engine
+from .engine import Engine, EngineCounters
+from .process_metrics import render
 
 _LABELS = ("model_name", "group")
 
 
 def metrics_text(engine: Engine, model: str, group: str, num_refused: Mapping[Bound, int]) -> str:
     """All metrics of one worker group, as they are now; ``num_refused`` never came as far as the engine."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_EngineCollector(engine, (model, group), num_refused))
-    return generate_latest(registry).decode()
+    histograms = _histograms(engine.counters, {"model_name": model, "group": group})
+    return "".join([render(_EngineCollector(engine, (model, group), num_refused)), *histograms])
+
+
+def _histograms(counters: EngineCounters, labels: Mapping[str, str]) -> Iterator[str]:
+    yield counters.step_tokens.text("octavo_engine_step_tokens", "Tokens that a step computed.", labels)
+    yield counters.queue_s.text(
+        "octavo_engine_queue_time_seconds",
+        "From a request's receipt by the group to the first step that computed a part of it.",
+        labels,
+    )
+    yield counters.prefill_s.text(
+        "octavo_engine_prefill_time_seconds", "From that step to the request's first token.", labels
+    )
+    yield counters.decode_s.text(
+        "octavo_engine_decode_time_seconds", "From a request's first token to its end.", labels
+    )
 
 
 class _EngineCollector(Collector):
@@ -31,6 +45,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._gauges()
         yield from self._counters()
+        yield self._cache_config()
         finished = {reason.value: count for reason, count in self._engine.counters.finished.items()}
         yield self._counter_by(
             "octavo_engine_sequences_finished", "Sequences ended, by reason.", "finished_reason", finished
@@ -105,6 +120,18 @@ class _EngineCollector(Collector):
         yield self._counter(
             "octavo_nan_logits_rows", "Rows of logits that held NaN, or no finite number.", engine.num_nan_rows
         )
+
+    def _cache_config(self) -> Metric:
+        """A constant 1 whose labels say how the KV cache is made, as vLLM has it."""
+        limits = self._engine.scheduler.limits
+        config = {
+            "block_size": str(limits.block_size),
+            "num_gpu_blocks": str(limits.num_blocks),
+            "enable_prefix_caching": str(limits.enable_prefix_caching),
+        }
+        family = GaugeMetricFamily("octavo_cache_config_info", "How the KV cache is made.", labels=(*_LABELS, *config))
+        family.add_metric((*self._labels, *config.values()), 1)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, text, labels=_LABELS)

@@ -8,6 +8,7 @@ waited for: on a GPU ``execute`` returns when the step is launched.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from .model.llama import Batch, Llama
 from .model.partition import partition
 from .model.products import Placement
 from .model.weights import Progress, load_weights
+from .profiler import StepProfiler
 from .prompt_reading import PromptReadings, read_prompts
 from .spec import Quantization
 from .step_plan import GraphKey, Int32Array, PlanKind, StepPlan, unpack_plan
@@ -273,7 +275,13 @@ def _without_repeats(indices: Int32Array) -> tuple[Int32Array, Int32Array | None
     return (indices, None) if once.size == indices.size else (once, places.astype(np.int32))
 
 
-def follow(runner: ModelRunner, collectives: Collectives, *, heard: Callable[[], None] = lambda: None) -> None:
+def follow(
+    runner: ModelRunner,
+    collectives: Collectives,
+    *,
+    heard: Callable[[], None] = lambda: None,
+    profiler: StepProfiler | None = None,
+) -> None:
     """The loop of ranks above 0: execute what the leader broadcasts, until it says SHUTDOWN.
 
     ``heard`` is called for each plan, heartbeats too. A leader that is gone raises RuntimeError.
@@ -283,8 +291,11 @@ def follow(runner: ModelRunner, collectives: Collectives, *, heard: Callable[[],
         heard()
         if plan.kind is PlanKind.SHUTDOWN:
             return
+        if plan.kind is PlanKind.PROFILE and profiler is not None:
+            profiler.begin(plan.tokens_from_step or 0, plan.step)
         if plan.kind is PlanKind.STEP:
-            runner.execute(plan)
+            with nullcontext() if profiler is None else profiler.step(plan.step):
+                runner.execute(plan)
             if plan.share_sampled and plan.logit_indices.size:
                 ids = collectives.share_sampled(None, plan.logit_indices.size, runner.placement.device)
                 runner.remember(plan.step, ids)

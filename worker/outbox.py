@@ -48,15 +48,22 @@ class Outbox:
 
     def take(self, gateway_id: str, acknowledged: int) -> TokenFrame:
         """Forget what was acknowledged and give all that came since. A repeated call gives the same again."""
+        if not self.acknowledge(gateway_id, acknowledged):
+            return TokenFrame(self._generation, 0, ())
+        mailbox = self._mailbox(gateway_id)
+        return TokenFrame(self._generation, mailbox.last_number, tuple(mailbox.pending))
+
+    def acknowledge(self, gateway_id: str, acknowledged: int) -> bool:
+        """The gateway has polled: forget what it has. False when it speaks of a mailbox that was forgotten."""
         mailbox = self._mailbox(gateway_id)
         mailbox.last_poll_s = self._now()
         if not mailbox.knows(acknowledged):
-            return TokenFrame(self._generation, 0, ())
+            return False
         mailbox.is_synced = True
         first = mailbox.last_number - len(mailbox.pending) + 1
         for _ in range(min(acknowledged - first + 1, len(mailbox.pending))):
             mailbox.pending.popleft()
-        return TokenFrame(self._generation, mailbox.last_number, tuple(mailbox.pending))
+        return True
 
     def touch(self, gateway_id: str) -> None:
         """The gateway has been heard of."""

@@ -33,6 +33,8 @@ from .model.partition import partition
 from .model.products import weight_forms
 from .model_runner import ModelRunner, follow
 from .policies import make_queue
+from .profile_desk import PROFILES
+from .profiler import StepProfiler
 from .routing_hash import RoutingHasher
 from .scheduler import Scheduler, SchedulerLimits
 from .self_test import run_self_test
@@ -54,6 +56,9 @@ class LoadedRank:
     max_model_len: int
     ledger: Ledger
     grammars: GrammarCompiler
+    profiler: StepProfiler | None = None
+    gpu_uuid: str | None = None
+    """None on a CPU."""
 
 
 def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = logger.info) -> LoadedRank:
@@ -101,7 +106,11 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
     report(f"rank {meeting.rank}: KV sized and allocated in {time.monotonic() - started:.1f} s\n{ledger.table()}")
     run_self_test(runner, collectives, is_embedded=spec.model is None)
     grammars = GrammarCompiler.of_model(model_dir, config.vocab_size)
-    return LoadedRank(runner, collectives, kernels, ledger.num_blocks, max_model_len, ledger, grammars)
+    profiler = StepProfiler(spec.cache_dir / PROFILES, spec.group, meeting.rank, device)
+    gpu_uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    return LoadedRank(
+        runner, collectives, kernels, ledger.num_blocks, max_model_len, ledger, grammars, profiler, gpu_uuid
+    )
 
 
 def _dtype(
@@ -159,7 +168,7 @@ def kv_budget(spec: WorkerSpec) -> KvBudget:
 
 def executor_of(loaded: LoadedRank) -> Executor:
     on_gpu = loaded.runner.placement.device.type == "cuda"
-    return Executor(loaded.runner, loaded.collectives, loaded.kernels, overlaps=on_gpu)
+    return Executor(loaded.runner, loaded.collectives, loaded.kernels, overlaps=on_gpu, profiler=loaded.profiler)
 
 
 def engine_of(
@@ -198,7 +207,7 @@ def _budget(spec: WorkerSpec, speed: SpeedMeter) -> TokenBudget:
 
 def run_follower(loaded: LoadedRank, heard: Callable[[], None]) -> None:
     """Ranks 1 …: carry out the leader's plans until it shuts down. Raises RuntimeError when it is gone."""
-    follow(loaded.runner, loaded.collectives, heard=heard)
+    follow(loaded.runner, loaded.collectives, heard=heard, profiler=loaded.profiler)
 
 
 def load_alone(model_dir: Path, spec: WorkerSpec) -> LoadedRank:

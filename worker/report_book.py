@@ -91,6 +91,10 @@ class ReportBook:
         """Something besides the passing of time."""
         return self._readers[router].has_news
 
+    def has_urgent_news(self, router: str) -> bool:
+        """News that is more than the blocks which running requests have filled."""
+        return self._readers[router].has_urgent_news
+
     def acknowledged(self, router: str, report: GroupReport) -> bool:
         """The router has ``report``: forget what it held. True: it has missed so much that it needs a snapshot."""
         reader = self._readers[router]

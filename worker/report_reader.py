@@ -93,6 +93,11 @@ class ReportReader:
         """Something besides the passing of time."""
         return bool(self._progress or self._snapshot) or self._position < self._log.next_number
 
+    @property
+    def has_urgent_news(self) -> bool:
+        """Something that decisions wait for: requests that came, were prefilled or ended, or the snapshot wanted."""
+        return bool(self._progress or self._snapshot)
+
     def note(self, entries: Iterable[RequestProgress], now: float) -> None:
         for entry in entries:
             self._progress.pop(entry.request_id, None)

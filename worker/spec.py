@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .logs import LogFormat
+
 SchedulingPolicy = Literal["fcfs", "priority", "shortest", "fair"]
 
 Quantization = Literal["int8", "fp8"]
@@ -50,6 +52,7 @@ class WorkerSpec:
     ray_namespace: str
     startup_timeout_s: float
     log_level: str = "info"
+    log_format: LogFormat = "text"
     scheduling_policy: SchedulingPolicy = "priority"
     """Who is served first: ``fcfs``, ``priority``, ``shortest`` or ``fair``."""
     priority_aging_s: float = 60.0
@@ -71,3 +74,5 @@ class WorkerSpec:
     quantization: Quantization | None = None
     """None: matrices as the checkpoint has them."""
     kv_cache_dtype: KvCacheDtype = "auto"
+    step_timeout_s: float | None = None
+    """Time after which a step does not end any more. None: from what steps take."""

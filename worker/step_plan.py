@@ -34,6 +34,7 @@ class PlanKind(enum.IntEnum):
     HEARTBEAT = 2
     SHUTDOWN = 3
     CAPTURE = 4
+    PROFILE = 5
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,6 +58,7 @@ class StepPlan:
 
     kind: PlanKind
     step: int = 0
+    """Its number; of a PROFILE, how many steps are recorded, 0 to end it."""
     slots: Int32Array = field(default_factory=_empty)
     """[S] row of the persistent batch of each sequence in this step."""
     num_new_tokens: Int32Array = field(default_factory=_empty)
@@ -66,6 +68,7 @@ class StepPlan:
     token_ids: Int32Array = field(default_factory=_empty)
     """[T] input tokens. ``-1 - i`` stands for the token that row i of step ``tokens_from_step`` sampled."""
     tokens_from_step: int | None = None
+    """Of a PROFILE: its number."""
     table_updates: Int32Array = field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[U, 3] (slot, first logical block, count): this part of the slot's block table is overwritten."""
     table_blocks: Int32Array = field(default_factory=_empty)

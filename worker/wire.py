@@ -33,7 +33,8 @@ class WireError(ValueError):
 
 def pack(message: Any) -> bytes:
     """Encode a dataclass instance whose class has a ``KIND`` (a short string)."""
-    wire = [message.KIND, WIRE_VERSION, *_encoder(type(message))(message)]
+    kind: Any = type(message)
+    wire = [kind.KIND, WIRE_VERSION, *_dataclass_encoder(kind)(message)]
     return typing.cast(bytes, msgpack.packb(wire, unicode_errors=_UNICODE_ERRORS))
 
 
@@ -57,12 +58,13 @@ def unpack_any(data: bytes, kinds: tuple[type[T], ...]) -> T:
 
 
 @functools.cache
-def _encoder(kind: type) -> Callable[[Any], list[Any]]:
-    """A function that gives the fields of such a dataclass as msgpack takes them."""
+def _dataclass_encoder(kind: Any) -> Callable[[Any], list[Any]]:
+    """A function that gives the fields of such a dataclass as msgpack takes them, its tag before them if it has one."""
     names, defaults = _field_names(kind), _last_defaults(kind)
-    fields_of = operator.attrgetter(*names) if len(names) > 1 else lambda message: (getattr(message, names[0]),)
     hints = typing.get_type_hints(kind, include_extras=True)
-    composed = [i for i, name in enumerate(names) if _decoder(hints[name]) not in (_same, _array)]
+    encoders = [_encoder(hints[name]) for name in names]
+    composed = [(index, encoder) for index, encoder in enumerate(encoders) if encoder is not _same]
+    fields_of, tag = _fields_of(names), [kind.TAG] if hasattr(kind, "TAG") else []
 
     def encode(message: Any) -> list[Any]:
         values = list(fields_of(message))
@@ -70,13 +72,43 @@ def _encoder(kind: type) -> Callable[[Any], list[Any]]:
             if values[-1] is not default:  # equal would not be enough: True equals 1
                 break
             values.pop()
-        for index in composed:
+        for index, encoder in composed:
             if index >= len(values):
                 break
-            values[index] = _to_wire(values[index])
-        return values
+            values[index] = encoder(values[index])
+        return tag + values if tag else values
 
     return encode
+
+
+def _fields_of(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda message: tuple(getattr(message, name) for name in names)
+
+
+@functools.cache
+def _encoder(annotation: Any) -> Callable[[Any], Any]:
+    """A function that gives a value of the annotated type as msgpack takes it."""
+    origin = typing.get_origin(annotation)
+    if origin is tuple:
+        item = _encoder(typing.get_args(annotation)[0])
+        return _same if item is _same else lambda items: [item(value) for value in items]
+    if origin in (types.UnionType, typing.Union):
+        return _union_encoder(typing.get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return operator.attrgetter("value")
+    if dataclasses.is_dataclass(annotation):
+        return _dataclass_encoder(typing.cast(type, annotation))
+    return _same
+
+
+def _union_encoder(members: tuple[Any, ...]) -> Callable[[Any], Any]:
+    encoders = {member: _encoder(member) for member in members if member is not type(None)}
+    if len(encoders) > 1:
+        return lambda value: encoders[type(value)](value)
+    (inner,) = encoders.values()
+    return inner if inner is _same else lambda value: None if value is None else inner(value)
 
 
 @functools.cache
@@ -89,19 +121,6 @@ def _last_defaults(kind: type) -> tuple[Any, ...]:
     """Of the fields from the last one back, as far as they have a constant one."""
     defaults = [field.default for field in reversed(dataclasses.fields(kind))]
     return tuple(itertools.takewhile(lambda default: default is not dataclasses.MISSING, defaults))
-
-
-def _to_wire(value: Any) -> Any:
-    if value is None or type(value) in (int, float, str, bytes, bool):
-        return value
-    if isinstance(value, tuple):
-        if value and type(value[0]) is int:
-            return value
-        return [_to_wire(item) for item in value]
-    if isinstance(value, enum.Enum):
-        return value.value
-    tag = [value.TAG] if hasattr(value, "TAG") else []
-    return tag + _encoder(type(value))(value)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one gateway, and the merging of several processes' texts.
+"""Prometheus metrics of one model in one gateway, and the merging of several processes' texts.
 
 Names end as vLLM's do and mean the same, seen from the gateway: times include tokenization, routing and transport.
 A request is one prompt, whatever the number of its outputs: it counts once in ``request_success``, with the reason of
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ParamSpec
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from ...worker.histogram import REQUEST_SECONDS, Histogram
 from ...worker.messages import FinishReason
 from .token_metrics import TokenMetrics
 
@@ -27,10 +27,8 @@ _ITL_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
-_LATENCY_BUCKETS = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
+_COUNT_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+_N_BUCKETS = (1, 2, 5, 10, 20)
 _RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 _LABELS = ("model_name", "gateway")
 _SAMPLE_SUFFIXES = frozenset(("", "_bucket", "_sum", "_count"))
@@ -40,7 +38,7 @@ P = ParamSpec("P")
 _LOGGER = logging.getLogger(__name__)
 
 
-def _harmless(measure: Callable[P, None]) -> Callable[P, None]:
+def harmless(measure: Callable[P, None]) -> Callable[P, None]:
     """``measure``, but an exception of it is logged."""
 
     @functools.wraps(measure)
@@ -54,18 +52,23 @@ def _harmless(measure: Callable[P, None]) -> Callable[P, None]:
 
 
 class GatewayMetrics:
-    """The metrics of one gateway in a registry of their own; the label ``gateway`` tells gateways apart."""
+    """The metrics of one model in a registry of their own; the label ``gateway`` tells gateways apart."""
 
     def __init__(self, model: str, gateway: str) -> None:
         self.registry = CollectorRegistry()
         self._own = (model, gateway)
-        self.tokens = TokenMetrics(_LABELS, self._own, _ITL_BUCKETS)
+        self._labels = dict(zip(_LABELS, self._own, strict=True))
+        self._histograms: list[tuple[str, str, Histogram]] = []
+        """(name, help, the numbers)."""
+        self.tokens = TokenMetrics(self._labels, _ITL_BUCKETS)
         self.registry.register(self.tokens)
+        latency = self.tokens.latency_s
+        self._histograms.append(("octavo_inter_token_latency_seconds", "Between two tokens of one output.", latency))
         self.time_to_first_token = self._histogram(
             "octavo_time_to_first_token_seconds", "From the request's arrival to its first token.", _TTFT_BUCKETS
         )
         self.e2e_latency = self._histogram(
-            "octavo_e2e_request_latency_seconds", "From the request's arrival to its last token.", _LATENCY_BUCKETS
+            "octavo_e2e_request_latency_seconds", "From the request's arrival to its last token.", REQUEST_SECONDS
         )
         self.router_queue_time = self._histogram(
             "octavo_gateway_router_queue_seconds",
@@ -77,6 +80,8 @@ class GatewayMetrics:
             "Time from the request's submission to its first token, divided by the router's estimate of it.",
             _RATIO_BUCKETS,
         )
+        self._add_phases()
+        self._add_sizes()
         self.prompt_tokens = self._counter("octavo_prompt_tokens_total", "Prompt tokens of requests that had output.")
         self.cached_tokens = self._counter(
             "octavo_prompt_cached_tokens_total", "Prompt tokens that were taken from the prefix cache."
@@ -85,12 +90,6 @@ class GatewayMetrics:
             "octavo_request_success_total",
             "Ended requests, by the reason of the output that ended last.",
             [*_LABELS, "finished_reason"],
-            registry=self.registry,
-        )
-        self._http = Counter(
-            "octavo_http_requests_total",
-            "HTTP answers by route and status.",
-            [*_LABELS, "path", "status"],
             registry=self.registry,
         )
         self.in_flight = Gauge(
@@ -109,83 +108,59 @@ class GatewayMetrics:
             "octavo_gateway_trace_requests_lost_total", "Requests that --record-trace could not write down."
         )
 
-    @_harmless
-    def http_answer(self, path: str, status: int) -> None:
-        self._http.labels(*self._own, path, str(status)).inc()
+    def _add_phases(self) -> None:
+        self.queue_time = self._histogram(
+            "octavo_request_queue_time_seconds", "Waited in the router and in the worker group.", REQUEST_SECONDS
+        )
+        self.prefill_time = self._histogram(
+            "octavo_request_prefill_time_seconds",
+            "From the first step that computed a part of the prompt to the first token.",
+            REQUEST_SECONDS,
+        )
+        self.decode_time = self._histogram(
+            "octavo_request_decode_time_seconds", "From the first token to the last one.", REQUEST_SECONDS
+        )
+        self.inference_time = self._histogram(
+            "octavo_request_inference_time_seconds", "Prefill and decode.", REQUEST_SECONDS
+        )
+        self.time_per_output_token = self._histogram(
+            "octavo_request_time_per_output_token_seconds",
+            "Mean over a request, without its first token.",
+            _ITL_BUCKETS,
+        )
+
+    def _add_sizes(self) -> None:
+        """Of requests that had output."""
+        self.request_prompt_tokens = self._histogram("octavo_request_prompt_tokens", "Of a prompt.", _COUNT_BUCKETS)
+        self.request_computed_tokens = self._histogram(
+            "octavo_request_prefill_kv_computed_tokens", "Of a prompt, without those found cached.", _COUNT_BUCKETS
+        )
+        self.request_generation_tokens = self._histogram(
+            "octavo_request_generation_tokens", "Of all outputs of a request.", _COUNT_BUCKETS
+        )
+        self.request_longest_output = self._histogram(
+            "octavo_request_max_num_generation_tokens", "Of a request's longest output.", _COUNT_BUCKETS
+        )
+        self.request_n = self._histogram("octavo_request_params_n", "Outputs asked for.", _N_BUCKETS)
+        self.request_max_tokens = self._histogram(
+            "octavo_request_params_max_tokens", "Limit of each output.", _COUNT_BUCKETS
+        )
 
     def ended(self, reason: FinishReason) -> None:
         self._success.labels(*self._own, reason.value).inc()
 
     def text(self) -> str:
         """Prometheus text exposition, format 0.0.4."""
-        return merge_metrics([generate_latest(self.registry).decode()])
+        told = [numbers.text(name, help_text, self._labels) for name, help_text, numbers in self._histograms]
+        return "".join([generate_latest(self.registry).decode(), *told])
 
     def _counter(self, name: str, help_text: str) -> Counter:
         return Counter(name, help_text, _LABELS, registry=self.registry).labels(*self._own)
 
-    def _histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, help_text, _LABELS, buckets=buckets, registry=self.registry).labels(*self._own)
-
-
-class RequestMeter:
-    """Measures one prompt's request from its arrival to the end of its last output.
-
-    Nothing that goes wrong in a measurement is the request's concern: it is logged, and the number is missing.
-    """
-
-    def __init__(self, metrics: GatewayMetrics, num_prompt_tokens: int, arrival: float) -> None:
-        """``arrival`` is a ``time.perf_counter`` reading."""
-        self._metrics = metrics
-        self._num_prompt_tokens = num_prompt_tokens
-        self._arrival = arrival
-        self._placed = arrival
-        self._expected_ttft_s = 0.0
-        self._last: dict[int, float] = {}
-        """When each branch last had tokens."""
-        self._prompt_counted = False
-        self._ended = False
-        metrics.in_flight.inc()
-
-    def placed(self, expected_ttft_s: float) -> None:
-        """A worker group has it; with an estimate of the seconds from now to its first token, 0.0: none."""
-        self._placed = time.perf_counter()
-        self._expected_ttft_s = expected_ttft_s
-
-    @_harmless
-    def tokens(self, branch: int, count: int, num_cached_tokens: int | None) -> None:
-        """``count`` new tokens of a branch have come at once; they share the time since those before."""
-        if num_cached_tokens is not None:
-            self._metrics.cached_tokens.inc(num_cached_tokens)
-        if count == 0:
-            return
-        now = time.perf_counter()
-        if not self._last:
-            self._first_tokens(now)
-        last, self._last[branch] = self._last.get(branch), now
-        self._metrics.tokens.add(count, None if last is None else (now - last) / count)
-
-    def _first_tokens(self, now: float) -> None:
-        self._count_prompt()
-        self._metrics.time_to_first_token.observe(now - self._arrival)
-        if self._expected_ttft_s > 0.0:
-            self._metrics.ttft_ratio.observe((now - self._placed) / self._expected_ttft_s)
-
-    def _count_prompt(self) -> None:
-        if not self._prompt_counted:
-            self._prompt_counted = True
-            self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
-
-    @_harmless
-    def end(self, reason: FinishReason) -> None:
-        """The request is over; only the first call counts."""
-        if self._ended:
-            return
-        self._ended = True
-        self._metrics.in_flight.dec()
-        self._metrics.ended(reason)
-        self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival)
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._count_prompt()
+    def _histogram(self, name: str, help_text: str, bounds: Sequence[float]) -> Histogram:
+        histogram = Histogram(bounds)
+        self._histograms.append((name, help_text, histogram))
+        return histogram
 
 
 class _Family:
@@ -217,7 +192,7 @@ def merge_metrics(texts: Iterable[str]) -> str:
     families: dict[str, _Family] = {}
     for text in texts:
         name = ""
-        for line in text.splitlines():
+        for line in text.split("\n"):  # a model's name may hold other ends of lines
             if line.startswith(("# HELP ", "# TYPE ")):
                 _, word, name, _ = f"{line} ".split(" ", 3)
                 families.setdefault(name, _Family()).comments.setdefault(word, line)

@@ -53,6 +53,9 @@ class GenerationRequest:
     """How long the request may wait until a group begins to compute it."""
     pooling: Pooling | None = None
     """Nothing is drawn; the one delta brings an ``embedding``."""
+    trace: str | None = None
+    """See ``worker.messages.Request``, as for the next one."""
+    client_request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class Route:
     """Estimated seconds from the decision to the first token; 0.0 where nobody made an estimate."""
     queued_s: float = 0.0
     """Seconds that it waited in the router for a group with room."""
+    attempt: int = 1
+    """Above 1: so many groups have been given it, since the others were lost."""
 
 
 class TokenDelta(NamedTuple):
@@ -89,6 +94,8 @@ class TokenDelta(NamedTuple):
     """Of the prompt's next tokens, beginning with its second one; all of them come before output tokens do."""
     embedding: bytes | None = None
     """The vector of a ``pooling`` request: float32, little endian."""
+    phases: tuple[float, float] | None = None
+    """See ``worker.messages.SequenceUpdate``."""
 
 
 class Generation(Protocol):
@@ -167,5 +174,12 @@ class GenerationService(Protocol):
         """Group → blocks that its prefix cache forgot; None for one that did not answer.
 
         Raises Unavailable when none answered.
+        """
+        ...
+
+    async def profile(self, num_steps: int, group: str | None, patience_s: float) -> Mapping[str, Mapping[str, Any]]:
+        """Group → where the traces are of its next steps, see ``worker.profile_desk``; of all groups, or of one.
+
+        Raises InvalidRequest for a group that there is not.
         """
         ...

@@ -15,15 +15,16 @@ from ...worker.errors import ConfigurationError
 from ...worker.spec import WorkerSpec
 from ..cli_options import absolute_model
 from ..config import ServeConfig
+from ..config_sources import setting_values
 from ..plan import ServePlan
 from ..preflight import (
     check_chat_template,
-    check_memory,
     check_model,
     fit_context,
     note_defaults,
     read_chat_template,
 )
+from ..preflight_memory import check_memory
 
 FLAGS = frozenset(
     {
@@ -63,7 +64,7 @@ def plan_of(model: str | Path | None, flags: Mapping[str, Any]) -> LocalPlan:
     check_chat_template(config, resolved.path, logger.info)
     config = fit_context(config, resolved.path, logger.info)
     note_defaults(config, resolved.path, logger.info)
-    check_memory(config, resolved.path)
+    check_memory(config, [resolved.path])
     serve = ServePlan(
         config=config,
         device=device,
@@ -77,7 +78,9 @@ def plan_of(model: str | Path | None, flags: Mapping[str, Any]) -> LocalPlan:
 
 
 def parse_flags(model: str | Path | None, flags: Mapping[str, Any]) -> ServeConfig:
-    """Raises ConfigurationError that names flags, values and limits."""
+    """Raises ConfigurationError that names flags, values and limits, also for an unknown ``OCTAVO_…``; those of
+    settings are for commands."""
+    setting_values()
     if others := sorted(flags.keys() & ServeConfig.model_fields.keys() - FLAGS):
         raise ConfigurationError("; ".join(f"{name}: a setting of octavo serve, not of LLM" for name in others))
     size = flags.get("tensor_parallel_size", 1)

@@ -18,7 +18,7 @@ from ...worker.messages import Request, RouteDecision
 from ...worker.metrics import metrics_text
 from ...worker.report_book import GroupIdentity, ReportBook
 from ...worker.spec import WorkerSpec
-from ..api.metrics import GatewayMetrics
+from ..api.model_metrics import ModelsMetrics
 from ..api.service import GenerationRequest, Readiness, RouteWishes
 from ..generation import ClusterGeneration, Placement, wire_request
 from ..group_line import GroupLine
@@ -82,7 +82,7 @@ class LocalService:
 
     def __init__(self, loop: EngineLoop, desk: GrammarDesk, model: str, generation: int) -> None:
         """In the running event loop, where all else is to be called. ``model`` is its name in metrics."""
-        self.metrics = GatewayMetrics(model, GROUP)
+        self.metrics = ModelsMetrics([model], GROUP)
         self._loop = loop
         self._model = model
         self._line = LocalLine(loop, desk, generation)
@@ -137,6 +137,10 @@ class LocalService:
 
     async def reset_prefix_cache(self) -> Mapping[str, int | None]:
         return {GROUP: await self._loop.ask(lambda engine: engine.reset_prefix_cache())}
+
+    async def profile(self, num_steps: int, group: str | None, patience_s: float) -> Mapping[str, Mapping[str, Any]]:
+        """Nothing: a program can profile itself."""
+        return {}
 
     # ---- Placer ----
 

@@ -56,7 +56,7 @@ class LocalModel:
 
     async def start(self, judged: JudgedRequest) -> Run:
         """Raises as ``Run.start``."""
-        return await Run.start(judged, self.service, self.text, self.service.metrics, time.perf_counter())
+        return await Run.start(judged, self.service, self.text, self.service.metrics[self.name], time.perf_counter())
 
     def close(self) -> None:
         """Harmless when repeated."""

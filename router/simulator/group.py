@@ -206,6 +206,11 @@ class SimulatedGroup:
         number = self.engine.num_steps_without_blocks() if self._ends_s else 0
         return self._ends_s[number] if number < len(self._ends_s) else None
 
+    @property
+    def has_urgent_news(self) -> bool:
+        """By now, something to report besides the load and the blocks that running requests have filled."""
+        return self._book.has_urgent_news(_ROUTER)
+
 
 def _budget(config: GroupConfig, speed: SpeedMeter) -> TokenBudget:
     most = config.max_num_batched_tokens

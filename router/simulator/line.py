@@ -26,6 +26,8 @@ class Reporting:
     """Between the answer to a report and the next one."""
     period_s: float
     """A group reports at least so often."""
+    blocks_pause_s: float
+    """As ``pause_s``, for a report that is only of blocks which running requests have filled."""
 
 
 class Line:
@@ -48,7 +50,7 @@ class Line:
         self._deliver = deliver
         self._wakes_at_s: float | None = None
         self._reports_at_s: float | None = None
-        self._earliest_report_s = clock.now
+        self._earliest_report_s = self._earliest_blocks_s = clock.now
         self._due_s = clock.now
         self._is_reporting = False
 
@@ -94,6 +96,8 @@ class Line:
 
     def _report_due_s(self) -> float:
         news_s = self.group.has_news_at_s(self._clock.now)
+        if news_s is not None and not self.group.has_urgent_news:
+            news_s = max(news_s, self._earliest_blocks_s)
         return max(self._due_s if news_s is None else min(news_s, self._due_s), self._earliest_report_s)
 
     def _report(self) -> None:
@@ -118,4 +122,5 @@ class Line:
         self.group.report_arrived(report, wants_snapshot=wants_snapshot, now=now)
         self._is_reporting = False
         self._earliest_report_s = now + self._reporting.pause_s
+        self._earliest_blocks_s = now + self._reporting.blocks_pause_s
         self._plan_report()

@@ -41,6 +41,7 @@ class SimulationConfig:
     report_delay_s: float = 0.010
     report_pause_s: float = 0.010
     report_period_s: float = 1.0
+    blocks_pause_s: float = 0.1
     """See ``Reporting``."""
     seed: int = 0
     """Of faults, and of what policies choose at random."""
@@ -158,7 +159,7 @@ class Simulation:
         return Line(
             group,
             self._clock,
-            Reporting(config.report_delay_s, config.report_pause_s, config.report_period_s),
+            Reporting(config.report_delay_s, config.report_pause_s, config.report_period_s, config.blocks_pause_s),
             EventChannel(config.faults.events, random.Random(f"{config.seed} {generation}")),
             self._gateway.report,
         )

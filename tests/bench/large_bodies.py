@@ -31,6 +31,7 @@ from typing import Any
 
 import uvicorn
 from in_process import add_model_arguments, find_model
+from one_model import one_model
 from pydantic import ByteSize
 
 from octavo.cluster.api.http.app import build_app
@@ -74,9 +75,11 @@ class TickingService:
 def serve(folder: Path, rate: float, with_worker: bool, ready: Connection) -> None:
     info = ServedModel("bench", CONTEXT, created=0, max_num_seqs=64)
     recipe = JudgeRecipe(folder, info)
-    worker = BodyWorker(recipe) if with_worker else None
+    worker = BodyWorker([recipe]) if with_worker else None
     service: Any = TickingService(rate)
-    app = build_app(service, recipe.text(), info, http=HttpConfig(max_body_bytes=ByteSize(2**30)), body_worker=worker)
+    app = build_app(
+        service, one_model(recipe.text(), info), http=HttpConfig(max_body_bytes=ByteSize(2**30)), body_worker=worker
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ready.send(listener.getsockname()[1])
         uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off")).run(sockets=[listener])

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from api_calls import complete
-from serve_process import ServeProcess
+from serve_process import OneModel
 
 CONTEXT = 256
+"""Of the short cluster."""
 
 
 def ids(count: int) -> list[int]:
     return [500 + number % 400 for number in range(count)]
-
-
-@pytest.fixture(scope="module")
-def short() -> Iterator[ServeProcess]:
-    server = ServeProcess("--replicas", "1", "--max-model-len", str(CONTEXT))
-    yield server
-    server.stop()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +33,7 @@ def short() -> Iterator[ServeProcess]:
     ],
 )
 def test_case_bug_081_the_last_tokens(
-    short: ServeProcess, stream: bool, num_prompt_tokens: int, max_tokens: int | None, num_output: int | None
+    short: OneModel, stream: bool, num_prompt_tokens: int, max_tokens: int | None, num_output: int | None
 ) -> None:
     fields = {"max_tokens": max_tokens, "ignore_eos": True, "stream": stream}
     answer = complete(short, ids(num_prompt_tokens), **fields)
@@ -51,7 +44,7 @@ def test_case_bug_081_the_last_tokens(
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [CONTEXT - 1, CONTEXT, CONTEXT + 1])
-def test_case_bug_081_scoring(short: ServeProcess, stream: bool, num_prompt_tokens: int) -> None:
+def test_case_bug_081_scoring(short: OneModel, stream: bool, num_prompt_tokens: int) -> None:
     answer = complete(short, ids(num_prompt_tokens), max_tokens=0, echo=True, logprobs=1, stream=stream)
     if num_prompt_tokens > CONTEXT:
         assert answer.status == 400
@@ -60,20 +53,13 @@ def test_case_bug_081_scoring(short: ServeProcess, stream: bool, num_prompt_toke
     assert len(answer.choices[0].logprobs) == num_prompt_tokens
 
 
-@pytest.fixture(scope="module")
-def small_pool() -> Iterator[ServeProcess]:
-    """64 blocks of 16 tokens; the context of 8,192 is lowered to what they hold, and said so."""
-    server = ServeProcess("--replicas", "1", "--num-gpu-blocks-override", "64")
-    yield server
-    server.stop()
-
-
-def test_case_bug_083_more_than_the_pool_holds(small_pool: ServeProcess, stream: bool) -> None:
-    assert any("1,024 tokens" in line for line in small_pool.lines)
+def test_case_bug_083_more_than_the_pool_holds(base: OneModel, stream: bool) -> None:
+    """The context of 8,192 is lowered to what 64 blocks hold, and said so."""
+    assert any("1,024 tokens" in line for line in base.lines)
     fields: dict[str, Any] = {"ignore_eos": True, "stream": stream}
-    assert complete(small_pool, ids(1500), max_tokens=4, **fields).status == 400
-    assert complete(small_pool, ids(900), max_tokens=900, **fields).status == 400
-    assert complete(small_pool, ids(10), max_tokens=4, **fields).status == 200
+    assert complete(base, ids(1500), max_tokens=4, **fields).status == 400
+    assert complete(base, ids(900), max_tokens=900, **fields).status == 400
+    assert complete(base, ids(10), max_tokens=4, **fields).status == 200
     with ThreadPoolExecutor(2) as threads:
-        both = threads.map(lambda number: complete(small_pool, [number, *ids(900)], max_tokens=120, **fields), (3, 4))
+        both = threads.map(lambda number: complete(base, [number, *ids(900)], max_tokens=120, **fields), (3, 4))
         assert [(each.usage or {})["completion_tokens"] for each in both] == [120, 120]

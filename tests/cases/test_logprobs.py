@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from api_calls import chat, complete
-from serve_process import ServeProcess
+from serve_process import OneModel
 
 pytestmark = pytest.mark.usefixtures("canary")
 
@@ -16,7 +16,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
 
 
 @pytest.mark.parametrize(("top_logprobs", "count"), [(None, 0), (0, 0), (1, 1), (5, 5), (20, 20)])
-def test_case_bug_037_alternatives(cluster: ServeProcess, stream: bool, top_logprobs: int | None, count: int) -> None:
+def test_case_bug_037_alternatives(cluster: OneModel, stream: bool, top_logprobs: int | None, count: int) -> None:
     answer = chat(cluster, "Say hello", logprobs=True, top_logprobs=top_logprobs, stream=stream, **GREEDY)
     (choice,) = answer.choices
     assert "".join(entry["token"] for entry in choice.logprobs) == choice.text
@@ -39,13 +39,13 @@ def test_case_bug_037_alternatives(cluster: ServeProcess, stream: bool, top_logp
         ({"top_logprobs": 5}, "top_logprobs"),
     ],
 )
-def test_case_bug_037_wrong_numbers(cluster: ServeProcess, fields: dict[str, Any], param: str, stream: bool) -> None:
+def test_case_bug_037_wrong_numbers(cluster: OneModel, fields: dict[str, Any], param: str, stream: bool) -> None:
     answer = chat(cluster, "Say hello", stream=stream, **fields, **GREEDY)
     assert (answer.status, (answer.error or {})["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("count", [0, 5, 6])
-def test_case_bug_037_completions(cluster: ServeProcess, stream: bool, count: int) -> None:
+def test_case_bug_037_completions(cluster: OneModel, stream: bool, count: int) -> None:
     answer = complete(cluster, "The capital of France is", logprobs=count, stream=stream, **GREEDY)
     (choice,) = answer.choices
     assert "".join(token for token, *_ in choice.logprobs) == choice.text
@@ -58,7 +58,7 @@ def test_case_bug_037_completions(cluster: ServeProcess, stream: bool, count: in
         assert count == 0 or top[token] == value
 
 
-def test_case_bug_037_true_is_no_number(cluster: ServeProcess) -> None:
+def test_case_bug_037_true_is_no_number(cluster: OneModel) -> None:
     answer = complete(cluster, "a", logprobs=True, **GREEDY)
     assert (answer.status, (answer.error or {})["param"]) == (400, "logprobs")
 
@@ -72,7 +72,7 @@ def finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def test_case_bug_039_tokens_without_probability(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_039_tokens_without_probability(cluster: OneModel, stream: bool) -> None:
     prompt = "correct horse"
     answers = [
         complete(cluster, prompt, echo=True, logprobs=5, temperature=1, top_k=1, max_tokens=3, stream=stream),
@@ -95,7 +95,7 @@ def test_case_bug_039_tokens_without_probability(cluster: ServeProcess, stream: 
 
 
 @pytest.mark.parametrize("num_tokens", [15, 16, 17, 33, 160])
-def test_case_bug_041_prompts_in_the_cache(cluster: ServeProcess, num_tokens: int) -> None:
+def test_case_bug_041_prompts_in_the_cache(cluster: OneModel, num_tokens: int) -> None:
     """Cold, warm, and beside a prompt that shares its first blocks."""
     prompt = [1_000 + (7 * number + num_tokens) % 900 for number in range(num_tokens)]
     other = prompt[:32] + [5_000 + number for number in range(20)]
@@ -118,7 +118,7 @@ def test_case_bug_041_prompts_in_the_cache(cluster: ServeProcess, num_tokens: in
     assert answer.status == 200
 
 
-def test_case_bug_043_several_tokens_in_a_chunk(cluster: ServeProcess) -> None:
+def test_case_bug_043_several_tokens_in_a_chunk(cluster: OneModel) -> None:
     fields = GREEDY | {"max_tokens": 24, "logprobs": True, "top_logprobs": 5}
     whole = chat(cluster, "Tell me of the sea", **fields).choices[0]
     streamed = chat(cluster, "Tell me of the sea", stream=True, **fields).choices[0]

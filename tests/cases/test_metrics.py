@@ -4,45 +4,36 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx2 as httpx
-import pytest
 from api_calls import COMPLETION, Answer, call, complete
-from serve_process import ServeProcess, wait_until
+from serve_process import OneModel, wait_until
 
 LINE = re.compile(r"^(?P<name>\w+)\{(?P<labels>.*)\} (?P<value>\S+)$")
 
 
-def totals(server: ServeProcess, name: str, label: str | None = None) -> dict[str, float]:
+def totals(server: OneModel, name: str, label: str | None = None) -> dict[str, float]:
     """A metric, summed over all but one label."""
     sums: dict[str, float] = {}
-    for line in httpx.get(f"{server.url}/metrics").text.splitlines():
-        if (match := LINE.match(line)) and match["name"] == name:
+    for line in server.samples(name):
+        if match := LINE.match(line):
             found = re.search(rf'{label}="([^"]*)"', match["labels"]) if label else None
             key = found[1] if found else ""
             sums[key] = sums.get(key, 0.0) + float(match["value"])
     return sums
 
 
-@pytest.fixture(scope="module")
-def server() -> Any:
-    """One group of two places, so that requests queue."""
-    process = ServeProcess("--replicas", "1", "--max-num-seqs", "2")
-    yield process
-    process.stop()
-
-
-def leave_after_events(server: ServeProcess, number: int) -> None:
-    body = {"model": server.model, "prompt": f"Go on {number}", "max_tokens": 500, "ignore_eos": True, "stream": True}
+def leave_after_events(server: OneModel, number: int) -> None:
+    body = {"model": server.model, "prompt": f"Go on {number}", "max_tokens": 240, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}{COMPLETION}", json=body, timeout=60) as response:
         lines = response.iter_lines()
         for _ in range(4):
             next(lines)
 
 
-def test_case_bug_108_a_known_mix(server: ServeProcess) -> None:
-    """10 that stop, 5 cut by length, 7 left in their middle, 4 refused, 2 of three choices."""
+def test_case_bug_108_a_known_mix(short: OneModel) -> None:
+    """10 that stop, 5 cut by length, 7 left in their middle, 4 refused, 2 of three choices; some wait for a place."""
+    server = short
     before = totals(server, "octavo_request_success_total", "finished_reason")
     names = ("octavo_prompt_tokens_total", "octavo_generation_tokens_total", "octavo_time_to_first_token_seconds_count")
     counters = {name: sum(totals(server, name).values()) for name in names}

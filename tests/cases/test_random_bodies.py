@@ -5,29 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2 as httpx
 import orjson
-import pytest
 from api_calls import CHAT, COMPLETION, complete
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_bodies import any_json, chat_bodies, completion_bodies
-from serve_process import ServeProcess, wait_until
+from serve_process import OneModel, wait_until
 
 BODIES_AT_ONCE = 20
 BATCHES = max(25, settings.get_profile("default").max_examples // 20, settings().max_examples // BODIES_AT_ONCE)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServeProcess]:
-    """Two groups; outputs are short, whatever is asked for."""
-    process = ServeProcess("--max-output-tokens", "12", "--max-model-len", "512", "--served-model-name", "smollm2")
-    yield process
-    process.stop()
 
 
 requests = (
@@ -37,7 +27,8 @@ requests = (
 )
 
 
-def test_random_bodies(server: ServeProcess) -> None:
+def test_random_bodies(plain: OneModel) -> None:
+    server = plain
     canary = complete(server, "The capital of France is", max_tokens=8, temperature=0).text
     headers = {"content-type": "application/json"}
     statuses: dict[int, int] = {}

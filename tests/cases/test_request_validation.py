@@ -13,7 +13,7 @@ import openai
 import pytest
 from api_calls import CHAT, COMPLETION, Answer, call, chat, complete
 from openai import OpenAI
-from serve_process import ServeProcess
+from serve_process import OneModel
 
 pytestmark = pytest.mark.usefixtures("canary")
 
@@ -28,11 +28,11 @@ def refused(answer: Answer, param: str | None, status: int = 400) -> str:
 
 
 @pytest.mark.parametrize("bias", [{"AI": -100}, {"5": 101}, {"5": -100.5}, {"5": "1"}, {"5": True}, {"-1": 1}, [5]])
-def test_case_bug_001_logit_bias(cluster: ServeProcess, stream: bool, bias: Any) -> None:
+def test_case_bug_001_logit_bias(cluster: OneModel, stream: bool, bias: Any) -> None:
     assert "logit_bias" in refused(chat(cluster, "hi", max_tokens=8, logit_bias=bias, stream=stream), "logit_bias")
 
 
-def test_case_bug_003_stop_tokens_beyond_the_vocabulary(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_003_stop_tokens_beyond_the_vocabulary(cluster: OneModel, stream: bool) -> None:
     fields: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
     alone = complete(cluster, "A neighbour says", **fields).text
     with ThreadPoolExecutor(1) as threads:
@@ -44,7 +44,7 @@ def test_case_bug_003_stop_tokens_beyond_the_vocabulary(cluster: ServeProcess, s
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [], [[]], ["ok", ""]], ids=json.dumps)
-def test_case_bug_005_empty_prompts(cluster: ServeProcess, stream: bool, prompt: Any) -> None:
+def test_case_bug_005_empty_prompts(cluster: OneModel, stream: bool, prompt: Any) -> None:
     answer = complete(cluster, prompt, max_tokens=4, stream=stream)
     assert answer.status == 400
     assert answer.error is not None
@@ -65,18 +65,18 @@ def test_case_bug_005_empty_prompts(cluster: ServeProcess, stream: bool, prompt:
         ("prompt", None),
     ],
 )
-def test_case_bug_007_wrong_types(cluster: ServeProcess, field: str, value: Any) -> None:
+def test_case_bug_007_wrong_types(cluster: OneModel, field: str, value: Any) -> None:
     refused(complete(cluster, **({"prompt": "a", "max_tokens": 2} | {field: value})), field)
 
 
-def test_case_bug_007_wrong_types_within(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_007_wrong_types_within(cluster: OneModel, stream: bool) -> None:
     refused(complete(cluster, "a", stop=[1], stream=stream), "stop[0]")
     refused(call(cluster, CHAT, {"messages": {}}, stream=stream), "messages")
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"])
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_case_bug_009_numbers_that_are_none(cluster: ServeProcess, field: str, number: str) -> None:
+def test_case_bug_009_numbers_that_are_none(cluster: OneModel, field: str, number: str) -> None:
     body = f'{{"model": "{cluster.model}", "prompt": "a", "max_tokens": 2, "{field}": {number}}}'
     assert call(cluster, COMPLETION, body.encode()).status == 400
 
@@ -93,11 +93,11 @@ def test_case_bug_009_numbers_that_are_none(cluster: ServeProcess, field: str, n
         ("repetition_penalty", 0),
     ],
 )
-def test_case_bug_009_numbers_out_of_range(cluster: ServeProcess, stream: bool, field: str, value: float) -> None:
+def test_case_bug_009_numbers_out_of_range(cluster: OneModel, stream: bool, field: str, value: float) -> None:
     assert field in refused(complete(cluster, "a", max_tokens=2, stream=stream, **{field: value}), field)
 
 
-def test_case_bug_011_scoring(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_011_scoring(cluster: OneModel, stream: bool) -> None:
     prompt = "The answer: Yes"
     answer = complete(cluster, prompt, max_tokens=0, echo=True, logprobs=1, stream=stream)
     (choice,) = answer.choices
@@ -112,12 +112,12 @@ def test_case_bug_011_scoring(cluster: ServeProcess, stream: bool) -> None:
     assert all(value < 0 for value in values[1:])
 
 
-def test_case_bug_011_nothing_to_do(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_011_nothing_to_do(cluster: OneModel, stream: bool) -> None:
     refused(complete(cluster, "The answer: Yes", max_tokens=0, stream=stream), "max_tokens")
     refused(complete(cluster, "The answer: Yes", max_tokens=-1, echo=True, stream=stream), "max_tokens")
 
 
-def test_case_bug_013_one_request_id_for_two(cluster: ServeProcess) -> None:
+def test_case_bug_013_one_request_id_for_two(cluster: OneModel) -> None:
     """Two streams at a time, through two gateways; one of them is left in its middle."""
     fields = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
     prompts = ["The first of them is", "Another one begins with"]
@@ -143,14 +143,14 @@ def test_case_bug_013_one_request_id_for_two(cluster: ServeProcess) -> None:
     assert all(cluster.gauge(name) >= 0 for name in ("octavo_num_requests_running", "octavo_num_requests_waiting"))
 
 
-def test_case_bug_015_max_completion_tokens(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_015_max_completion_tokens(cluster: OneModel, stream: bool) -> None:
     for fields in ({}, {"max_tokens": 10}):
         answer = chat(cluster, "Count from 1 to 50", max_completion_tokens=3, temperature=0, stream=stream, **fields)
         assert answer.usage is not None
         assert (answer.usage["completion_tokens"], answer.finish_reason) == (3, "length")
 
 
-def test_case_bug_017_errors_as_the_openai_client_knows_them(client: OpenAI, cluster: ServeProcess) -> None:
+def test_case_bug_017_errors_as_the_openai_client_knows_them(client: OpenAI, cluster: OneModel) -> None:
     secret = "my own words"
     refused_error = refused(call(cluster, CHAT, {"messages": {"role": "user", "content": secret}}), "messages")
     assert secret not in refused_error
@@ -170,7 +170,7 @@ def test_case_bug_017_errors_as_the_openai_client_knows_them(client: OpenAI, clu
 HOSTILE = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
 
 
-def test_case_bug_019_templates_of_requests(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_019_templates_of_requests(cluster: OneModel, stream: bool) -> None:
     """They are refused, and /health answers meanwhile."""
     slowest = 0.0
     is_over = threading.Event()
@@ -195,7 +195,7 @@ def test_case_bug_019_templates_of_requests(cluster: ServeProcess, stream: bool)
     assert slowest < 1.0
 
 
-def test_case_bug_021_nothing_left_to_generate(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_021_nothing_left_to_generate(cluster: OneModel, stream: bool) -> None:
     tokenized = httpx.post(f"{cluster.url}/tokenize", json={"model": cluster.model, "prompt": " a"}).json()
     (token_id,) = tokenized["tokens"]
     fields = {"max_tokens": 4, "temperature": 0, "stream": stream}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from api_calls import chat, complete
-from serve_process import ServeProcess
+from serve_process import OneModel
 
 pytestmark = pytest.mark.usefixtures("canary")
 
@@ -25,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("canary")
     ],
     ids=["plain", "biased", "json"],
 )
-def test_case_bug_045_tiny_temperatures(cluster: ServeProcess, stream: bool, more: dict[str, Any]) -> None:
+def test_case_bug_045_tiny_temperatures(cluster: OneModel, stream: bool, more: dict[str, Any]) -> None:
     fields = {"prompt": "San Francisco is a", "max_tokens": 7, "seed": 1, "stream": stream} | more
     greedy = complete(cluster, temperature=0, **fields).text
     assert greedy.strip()
@@ -40,7 +36,7 @@ def test_case_bug_045_tiny_temperatures(cluster: ServeProcess, stream: bool, mor
     [{"repetition_penalty": 1.8}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}],
     ids=lambda penalty: next(iter(penalty)),
 )
-def test_case_bug_047_penalties(cluster: ServeProcess, stream: bool, penalty: dict[str, float]) -> None:
+def test_case_bug_047_penalties(cluster: OneModel, stream: bool, penalty: dict[str, float]) -> None:
     """Cold, with the prompt cached, and in a batch of eight: the same tokens, which are those that the penalty leaves.
     The expected tokens are worked out from the model's own log-probabilities, step by step."""
     prompt = "Paris Paris Paris Paris"
@@ -57,7 +53,7 @@ def test_case_bug_047_penalties(cluster: ServeProcess, stream: bool, penalty: di
     assert texts == {expected_text(cluster, prompt, penalty, 12)}
 
 
-def expected_text(cluster: ServeProcess, prompt: str, penalty: dict[str, float], num_tokens: int) -> str:
+def expected_text(cluster: OneModel, prompt: str, penalty: dict[str, float], num_tokens: int) -> str:
     """Greedy under the penalty, from the 20 likeliest tokens of each position. Log-probabilities differ from logits by
     one number for each position, which repetition's division does not allow for: for it the logits are not known, and
     the text itself is checked to avoid what came before."""
@@ -79,7 +75,7 @@ def expected_text(cluster: ServeProcess, prompt: str, penalty: dict[str, float],
     return "".join(tokens)
 
 
-def test_case_bug_049_ignore_eos(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_049_ignore_eos(cluster: OneModel, stream: bool) -> None:
     """EOS ids of the model's files do not end it; the request's own stop tokens do."""
     fields = {"max_tokens": 80, "temperature": 0, "ignore_eos": True, "stream": stream}
     answer = chat(cluster, "Say hello", **fields)
@@ -89,7 +85,7 @@ def test_case_bug_049_ignore_eos(cluster: ServeProcess, stream: bool) -> None:
     assert stopped.finish_reason == "stop"
 
 
-def test_case_bug_051_choices_of_one_seed(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_051_choices_of_one_seed(cluster: OneModel, stream: bool) -> None:
     fields = {"prompt": "Once", "seed": 7, "temperature": 1, "max_tokens": 20, "stream": stream}
 
     def texts(**more: Any) -> list[str]:
@@ -108,49 +104,21 @@ def test_case_bug_051_choices_of_one_seed(cluster: ServeProcess, stream: bool) -
 
 # ---- the model's own defaults ----
 
-OWN = {"temperature": 0.6, "top_k": 1, "top_p": 0.9, "repetition_penalty": 1.2, "max_new_tokens": 5}
-
-
-def folder_with(model_dir: Path, tmp_path: Path, **config: Any) -> Path:
-    """A copy of the model whose generation_config.json has further values."""
-    folder = tmp_path / "smollm2"
-    shutil.copytree(model_dir, folder)
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model_with_defaults(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_with(model_dir, tmp_path_factory.mktemp("model"), **OWN)
-
-
-@pytest.fixture(scope="module")
-def opinionated(model_with_defaults: Path) -> Iterator[ServeProcess]:
-    server = ServeProcess(str(model_with_defaults), "--replicas", "1")
-    yield server
-    server.stop()
-
-
 PROMPT = "Paris Paris Paris Paris"
 
 
-def test_case_bug_053_defaults_hold_where_nothing_is_said(opinionated: ServeProcess, cluster: ServeProcess) -> None:
-    assert any("temperature 0.6" in line and "top_k 1" in line for line in opinionated.lines)
-    silent = complete(opinionated, PROMPT, max_tokens=12)
+def test_case_bug_053_defaults_hold_where_nothing_is_said(base: OneModel, cluster: OneModel) -> None:
+    assert any("temperature 0.6" in line and "top_k 1" in line for line in base.lines)
+    silent = complete(base, PROMPT, max_tokens=12)
     assert silent.text == complete(cluster, PROMPT, max_tokens=12, temperature=0, repetition_penalty=1.2).text
     said = {"temperature": 1, "top_k": -1, "top_p": 1, "repetition_penalty": 1, "seed": 3}
-    one, other = (complete(server, PROMPT, max_tokens=12, **said).text for server in (opinionated, cluster))
+    one, other = (complete(server, PROMPT, max_tokens=12, **said).text for server in (base, cluster))
     assert one == other
-    uncapped = complete(opinionated, PROMPT, max_tokens=None, stop=["\n\n\n\n"], ignore_eos=True, timeout=2)
+    uncapped = complete(base, PROMPT, max_tokens=None, stop=["\n\n\n\n"], ignore_eos=True, timeout=2)
     assert (uncapped.usage or {})["completion_tokens"] > 5
 
 
-def test_case_bug_053_defaults_can_be_switched_off(model_with_defaults: Path, cluster: ServeProcess) -> None:
-    server = ServeProcess(str(model_with_defaults), "--replicas", "1", "--generation-config", "none")
-    try:
-        assert not any("top_k 1" in line for line in server.lines)
-        one, other = (complete(each, PROMPT, max_tokens=12, seed=3).text for each in (server, cluster))
-        assert one == other
-    finally:
-        server.stop()
+def test_case_bug_053_defaults_can_be_switched_off(plain: OneModel, cluster: OneModel) -> None:
+    assert not any("top_k 1" in line for line in plain.lines)
+    one, other = (complete(each, PROMPT, max_tokens=12, seed=3).text for each in (plain, cluster))
+    assert one == other

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from api_calls import COMPLETION, Answer, chat, complete
-from serve_process import ServeProcess, wait_until
+from serve_process import OneModel, wait_until
 
 pytestmark = pytest.mark.usefixtures("canary")
 
@@ -21,7 +21,7 @@ def usages(answer: Answer) -> list[Any]:
     return [chunk["usage"] for chunk in answer.chunks if chunk.get("usage") is not None]
 
 
-def test_case_bug_023_usage(cluster: ServeProcess) -> None:
+def test_case_bug_023_usage(cluster: OneModel) -> None:
     """Once, in a chunk of its own before [DONE], and only where it was asked for."""
     whole = chat(cluster, "Say hello", **GREEDY)
     asked = chat(cluster, "Say hello", stream=True, **GREEDY)
@@ -38,7 +38,7 @@ def test_case_bug_023_usage(cluster: ServeProcess) -> None:
     assert (refused.status, (refused.error or {})["param"]) == (400, "stream_options")
 
 
-def test_case_bug_023_usage_of_each_chunk(cluster: ServeProcess) -> None:
+def test_case_bug_023_usage_of_each_chunk(cluster: OneModel) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     answer = chat(cluster, "Say hello", stream=True, stream_options=options, **GREEDY)
     counts = [each["completion_tokens"] for each in usages(answer)]
@@ -52,17 +52,17 @@ BYTES_OF_EMOJI = "안녕 🇰🇷👩‍👩‍👧 ok 안녕 🇰🇷👩‍�
 MIXED = "שלום 世界 👩‍👩‍👧‍👦 é e\u0301 नमस्ते 🏳️‍🌈 " * 20
 
 
-def tokenize(cluster: ServeProcess, text: str) -> list[int]:
+def tokenize(cluster: OneModel, text: str) -> list[int]:
     answer = httpx.post(f"{cluster.url}/tokenize", json={"model": cluster.model, "prompt": text}).json()
     return list(answer["tokens"])
 
 
-def detokenize(cluster: ServeProcess, token_ids: list[int]) -> str:
+def detokenize(cluster: OneModel, token_ids: list[int]) -> str:
     answer = httpx.post(f"{cluster.url}/detokenize", json={"model": cluster.model, "tokens": token_ids}).json()
     return str(answer["prompt"])
 
 
-def test_case_bug_025_characters_of_several_tokens(cluster: ServeProcess) -> None:
+def test_case_bug_025_characters_of_several_tokens(cluster: OneModel) -> None:
     token_ids = tokenize(cluster, BYTES_OF_EMOJI)
     fields = GREEDY | {"max_tokens": 64, "logit_bias": {str(i): 20 for i in set(token_ids)}, "return_token_ids": True}
     whole = complete(cluster, BYTES_OF_EMOJI, **fields)
@@ -75,12 +75,54 @@ def test_case_bug_025_characters_of_several_tokens(cluster: ServeProcess) -> Non
     assert whole.text.count("\ufffd") == decoded.count("\ufffd")
 
 
-def test_case_bug_025_an_echo_of_all_kinds_of_characters(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_025_an_echo_of_all_kinds_of_characters(cluster: OneModel, stream: bool) -> None:
     answer = complete(cluster, MIXED, echo=True, max_tokens=1, temperature=0, stream=stream)
     assert answer.text.startswith(MIXED)
 
 
-def test_case_bug_027_stop_strings_that_begin_within_tokens(cluster: ServeProcess) -> None:
+WORDS = ["the", " ", "e", "ing", ".", "\n", "a b", "1", "<|im_end|>", ", "]
+WORDS += ["世", "界 ", "é", "e\u0301", "👩\u200d👩\u200d👧", "🇰🇷", "नम"]
+
+
+def random_fields(randomness: random.Random) -> dict[str, Any]:
+    """A request whose output is the same each time: greedy, or by a seed."""
+    fields: dict[str, Any] = {"max_tokens": randomness.randint(1, 20), "ignore_eos": randomness.random() < 0.5}
+    fields |= (
+        {"temperature": 0} if randomness.random() < 0.3 else {"temperature": 1.5, "seed": randomness.randrange(99)}
+    )
+    some: dict[str, Any] = {
+        "stop": randomness.sample(WORDS, randomness.randint(1, 4)),
+        "include_stop_str_in_output": True,
+        "n": 2,
+        "min_tokens": 1,
+        "echo": True,
+        "logprobs": 2,
+        "skip_special_tokens": False,
+        "stop_token_ids": randomness.sample(range(3, 600), 40),
+        "logit_bias": {str(token_id): 8 for token_id in randomness.sample(range(128, 400), 60)},
+    }
+    return fields | {name: value for name, value in some.items() if randomness.random() < 0.3}
+
+
+def test_streamed_and_whole_answers_are_equal(cluster: OneModel) -> None:
+    """200 random requests; among the texts are all kinds of characters, halves of them, and stops across tokens."""
+    randomness = random.Random(5)
+    prompts = [" ".join(randomness.choices(WORDS, k=randomness.randint(1, 8))) for _ in range(200)]
+    asked = [(prompt, random_fields(randomness)) for prompt in prompts]
+
+    def run(number: int) -> tuple[Answer, Answer]:
+        prompt, fields = asked[number]
+        return complete(cluster, prompt, **fields), complete(cluster, prompt, stream=True, **fields)
+
+    with ThreadPoolExecutor(16) as threads:
+        for (prompt, fields), (whole, streamed) in zip(asked, threads.map(run, range(200)), strict=True):
+            assert (whole.status, streamed.is_done) == (200, True), (prompt, fields)
+            assert streamed.choices == whole.choices, (prompt, fields)
+            counts = [(answer.usage or {})["completion_tokens"] for answer in (whole, streamed)]
+            assert counts[0] == counts[1], (prompt, fields)
+
+
+def test_case_bug_027_stop_strings_that_begin_within_tokens(cluster: OneModel) -> None:
     prompt = "The quick brown"
     full = complete(cluster, prompt, **GREEDY).text
     stops = [
@@ -99,7 +141,7 @@ def test_case_bug_027_stop_strings_that_begin_within_tokens(cluster: ServeProces
             assert (answer.text, answer.finish_reason) == (expected, "stop"), each
 
 
-def test_case_bug_029_special_stop_tokens(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_029_special_stop_tokens(cluster: OneModel, stream: bool) -> None:
     question, fields = "What is two plus two? Answer in one short sentence.", GREEDY | {"max_tokens": 64}
     natural = chat(cluster, question, stream=stream, **fields)
     assert natural.finish_reason == "stop"
@@ -114,7 +156,7 @@ def test_case_bug_029_special_stop_tokens(cluster: ServeProcess, stream: bool) -
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 4}, {"prompt": ["Once", "Twice"]}], ids=["one", "n", "batch"])
-def test_case_bug_031_clients_that_leave(cluster: ServeProcess, fields: dict[str, Any], stream: bool) -> None:
+def test_case_bug_031_clients_that_leave(cluster: OneModel, fields: dict[str, Any], stream: bool) -> None:
     """Through the proxy and both gateways; some after a few events, some at once."""
     body = {"model": cluster.model, "prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "stream": stream}
     body |= fields
@@ -140,7 +182,7 @@ def test_case_bug_031_clients_that_leave(cluster: ServeProcess, fields: dict[str
     assert cluster.gauge("octavo_engine_generation_tokens_total") == before
 
 
-def test_case_bug_035_every_stream_ends_once(cluster: ServeProcess) -> None:
+def test_case_bug_035_every_stream_ends_once(cluster: OneModel) -> None:
     endings: list[dict[str, Any]] = [
         {"max_tokens": 1},
         {"max_tokens": 6},
@@ -161,7 +203,7 @@ def test_case_bug_035_every_stream_ends_once(cluster: ServeProcess) -> None:
         assert [choice.num_finish_reasons for choice in answer.choices] == [1] * len(answer.choices)
 
 
-def test_case_bug_035_a_connection_serves_the_next_stream(cluster: ServeProcess) -> None:
+def test_case_bug_035_a_connection_serves_the_next_stream(cluster: OneModel) -> None:
     with httpx.Client(base_url=cluster.url, timeout=60) as http:
         for number in range(5):
             body = {"model": cluster.model, "prompt": f"Again {number}", "max_tokens": 3, "stream": True}

@@ -12,7 +12,7 @@ import pytest
 from api_calls import Answer, chat, complete
 from openai import OpenAI
 from pydantic import BaseModel
-from serve_process import ServeProcess
+from serve_process import OneModel
 
 pytestmark = pytest.mark.usefixtures("canary")
 
@@ -56,9 +56,7 @@ BAD_FORMS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), BAD_FORMS, ids=lambda value: json.dumps(value)[:60])
-def test_case_bug_060_forms_that_are_none(
-    cluster: ServeProcess, stream: bool, fields: dict[str, Any], param: str
-) -> None:
+def test_case_bug_060_forms_that_are_none(cluster: OneModel, stream: bool, fields: dict[str, Any], param: str) -> None:
     began = time.monotonic()
     answer = chat(cluster, "hi", max_tokens=8, stream=stream, **fields)
     assert answer.status == 400, answer
@@ -76,7 +74,7 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("fields", BOMBS, ids=range(len(BOMBS)))
-def test_case_bug_060_bombs(cluster: ServeProcess, fields: dict[str, Any]) -> None:
+def test_case_bug_060_bombs(cluster: OneModel, fields: dict[str, Any]) -> None:
     """Answered or refused, in bounded time."""
     began = time.monotonic()
     answer = chat(cluster, "hi", max_tokens=4, **fields)
@@ -84,14 +82,14 @@ def test_case_bug_060_bombs(cluster: ServeProcess, fields: dict[str, Any]) -> No
     assert time.monotonic() - began < 20
 
 
-def test_case_bug_060_a_pattern_that_only_looks_bad(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_060_a_pattern_that_only_looks_bad(cluster: OneModel, stream: bool) -> None:
     """(a+)+$ takes ages where patterns are tried one way after the other; here it does not."""
     answer = complete(cluster, "a", structured_outputs={"regex": "(a+)+"}, max_tokens=8, stream=stream)
     assert answer.status == 200
     assert set(answer.text) == {"a"}
 
 
-def test_case_bug_060_three_good_ones_at_once(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_060_three_good_ones_at_once(cluster: OneModel, stream: bool) -> None:
     def run(number: int) -> Answer:
         fields = [
             {"response_format": format_of(SCHEMA)},
@@ -107,7 +105,7 @@ def test_case_bug_060_three_good_ones_at_once(cluster: ServeProcess, stream: boo
     assert len(number.text) == 8
 
 
-def test_case_bug_062_several_choices(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_062_several_choices(cluster: OneModel, stream: bool) -> None:
     """Each has a state of its own; one that is cut is the beginning of a document."""
     answer = chat(
         cluster,
@@ -129,26 +127,20 @@ def test_case_bug_062_several_choices(cluster: ServeProcess, stream: bool) -> No
     assert any(choice.finish_reason == "stop" for choice in answer.choices)
 
 
-def test_case_bug_062_in_a_tiny_pool(stream: bool) -> None:
+def test_case_bug_062_in_a_tiny_pool(short: OneModel, stream: bool) -> None:
     """Preempted again and again, and computed from the start each time."""
-    flags = {"replicas": 1, "max_num_seqs": 8, "max_model_len": 256, "num_gpu_blocks_override": 18}
-    server = ServeProcess(
-        *(word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value)))
-    )
-    try:
+    before = short.gauge("octavo_num_preemptions_total")
 
-        def run(number: int) -> Answer:
-            fields = {"n": 3, "temperature": 1, "seed": number, "max_tokens": 90}
-            return chat(server, f"{number}: JSON", response_format=format_of(LONG_SCHEMA), stream=stream, **fields)
+    def run(number: int) -> Answer:
+        fields = {"n": 3, "temperature": 1, "seed": number, "max_tokens": 90}
+        return chat(short, f"{number}: JSON", response_format=format_of(LONG_SCHEMA), stream=stream, **fields)
 
-        with ThreadPoolExecutor(4) as threads:
-            answers = list(threads.map(run, range(4)))
-        for choice in (choice for answer in answers for choice in answer.choices):
-            if choice.finish_reason == "stop":
-                jsonschema.validate(json.loads(choice.text), LONG_SCHEMA)
-        assert server.gauge("octavo_num_preemptions_total") > 0
-    finally:
-        server.stop()
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(run, range(4)))
+    for choice in (choice for answer in answers for choice in answer.choices):
+        if choice.finish_reason == "stop":
+            jsonschema.validate(json.loads(choice.text), LONG_SCHEMA)
+    assert short.gauge("octavo_num_preemptions_total") > before
 
 
 class Person(BaseModel):
@@ -156,7 +148,7 @@ class Person(BaseModel):
     age: int
 
 
-def test_the_openai_client_parses_into_pydantic(client: OpenAI, cluster: ServeProcess) -> None:
+def test_the_openai_client_parses_into_pydantic(client: OpenAI, cluster: OneModel) -> None:
     completion = client.chat.completions.parse(
         model=cluster.model,
         messages=[{"role": "user", "content": "Ada is 36 years old."}],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from api_calls import Choice, chat
 from openai import OpenAI
-from serve_process import ServeProcess
+from serve_process import OneModel
 
 pytestmark = pytest.mark.usefixtures("canary")
 
@@ -41,7 +41,7 @@ def check_call(choice: Choice) -> None:
 
 
 @pytest.mark.parametrize("tool_choice", ["required", NAMED], ids=["required", "named"])
-def test_case_bug_063_forced_calls(cluster: ServeProcess, stream: bool, tool_choice: Any) -> None:
+def test_case_bug_063_forced_calls(cluster: OneModel, stream: bool, tool_choice: Any) -> None:
     answer = chat(
         cluster,
         "What is the weather in Paris?",
@@ -58,14 +58,14 @@ def test_case_bug_063_forced_calls(cluster: ServeProcess, stream: bool, tool_cho
     assert len(choice.tool_calls) == 1
 
 
-def test_case_bug_063_streamed_and_whole_are_the_same(cluster: ServeProcess) -> None:
+def test_case_bug_063_streamed_and_whole_are_the_same(cluster: OneModel) -> None:
     fields: dict[str, Any] = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 200, "temperature": 0}
     one, other = (chat(cluster, "Weather in Rome?", stream=stream, **fields).choices[0] for stream in (False, True))
     assert [call["function"] for call in one.tool_calls] == [call["function"] for call in other.tool_calls]
     assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
 
 
-def test_case_bug_063_a_call_that_is_cut(cluster: ServeProcess, stream: bool) -> None:
+def test_case_bug_063_a_call_that_is_cut(cluster: OneModel, stream: bool) -> None:
     answer = chat(
         cluster, "Weather?", tools=[WEATHER], tool_choice="required", max_tokens=3, temperature=0, stream=stream
     )
@@ -76,7 +76,7 @@ def test_case_bug_063_a_call_that_is_cut(cluster: ServeProcess, stream: bool) ->
 
 
 @pytest.mark.parametrize("tool_choice", ["auto", "none", None])
-def test_case_bug_063_nothing_forced(cluster: ServeProcess, stream: bool, tool_choice: str | None) -> None:
+def test_case_bug_063_nothing_forced(cluster: OneModel, stream: bool, tool_choice: str | None) -> None:
     answer = chat(
         cluster, "Say hello", tools=[WEATHER], tool_choice=tool_choice, max_tokens=24, temperature=0, stream=stream
     )
@@ -99,14 +99,14 @@ def test_case_bug_063_nothing_forced(cluster: ServeProcess, stream: bool, tool_c
     ],
 )
 def test_case_bug_063_tools_that_are_not_there(
-    cluster: ServeProcess, stream: bool, fields: dict[str, Any], param: str
+    cluster: OneModel, stream: bool, fields: dict[str, Any], param: str
 ) -> None:
     answer = chat(cluster, "Weather?", max_tokens=8, stream=stream, **fields)
     assert answer.status == 400, answer
     assert (answer.error or {})["param"].startswith(param)
 
 
-def test_a_conversation_with_a_tool(client: OpenAI, cluster: ServeProcess) -> None:
+def test_a_conversation_with_a_tool(client: OpenAI, cluster: OneModel) -> None:
     """As agent frameworks do: a call is made, its result is told, and the answer goes on from there."""
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
     first = client.chat.completions.create(

@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 import uvicorn
+from one_model import one_model
 
 from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import GenerationRequest, Readiness, Route, ServedModel, TokenDelta
@@ -68,6 +69,8 @@ class ScriptedService:
         self.cluster_metrics = ""
         self.decisions: list[dict[str, Any]] | Exception = []
         self.forgotten: dict[str, int | None] | Exception = {"group-1": 7, "group-2": None}
+        self.profiles: list[tuple[int, str | None]] = []
+        self.profiled: dict[str, dict[str, Any]] = {"group-1": {"steps": 10, "files": {"0": "a trace"}}}
         self.requests: list[GenerationRequest] = []
         self.generations: list[ScriptedGeneration] = []
 
@@ -89,6 +92,10 @@ class ScriptedService:
         if isinstance(self.decisions, Exception):
             raise self.decisions
         return self.decisions[:limit]
+
+    async def profile(self, num_steps: int, group: str | None, patience_s: float) -> dict[str, dict[str, Any]]:
+        self.profiles.append((num_steps, group))
+        return self.profiled
 
     async def reset_prefix_cache(self) -> dict[str, int | None]:
         if isinstance(self.forgotten, Exception):
@@ -181,7 +188,7 @@ def info() -> ServedModel:
 @pytest.fixture
 async def client(service: ScriptedService, text: TextProcessor, info: ServedModel) -> AsyncIterator[httpx2.AsyncClient]:
     """The application without a socket. It answers whole streams only."""
-    transport = httpx2.ASGITransport(build_app(service, text, info))
+    transport = httpx2.ASGITransport(build_app(service, one_model(text, info)))
     async with httpx2.AsyncClient(transport=transport, base_url="http://octavo") as http:
         yield http
 
@@ -203,5 +210,5 @@ async def served(app: object) -> AsyncIterator[str]:
 @pytest.fixture
 async def address(service: ScriptedService, text: TextProcessor, info: ServedModel) -> AsyncIterator[str]:
     """The application on a real port, with comments on streams that are silent for 50 ms."""
-    async with served(build_app(service, text, info, http=HttpConfig(keepalive_s=0.05))) as url:
+    async with served(build_app(service, one_model(text, info), http=HttpConfig(keepalive_s=0.05))) as url:
         yield url

@@ -26,6 +26,7 @@ from octavo.cluster.api.http.body_worker import BodyWorker
 from octavo.cluster.api.http.caller import Caller
 from octavo.cluster.api.request import judging
 from octavo.cluster.api.request.judged import RequestJudge
+from octavo.cluster.api.request.judges import Judges
 from octavo.cluster.api.service import RouteWishes, ServedModel
 from octavo.cluster.api.text.processor import TextProcessor
 from octavo.worker.errors import InvalidRequest, Overloaded, Unavailable
@@ -41,23 +42,23 @@ class Told:
     num_bytes: int
 
 
-async def who(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> Told:
+async def who(judges: Judges, raw: bytes | bytearray, caller: Caller) -> Told:
     return Told(os.getpid(), len(raw))
 
 
-async def refuse(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> None:
+async def refuse(judges: Judges, raw: bytes | bytearray, caller: Caller) -> None:
     raise InvalidRequest("No.", param="prompt")
 
 
-async def fail(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> None:
+async def fail(judges: Judges, raw: bytes | bytearray, caller: Caller) -> None:
     raise KeyError("defect")
 
 
-async def die(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> None:
+async def die(judges: Judges, raw: bytes | bytearray, caller: Caller) -> None:
     os._exit(1)
 
 
-async def pause(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> None:
+async def pause(judges: Judges, raw: bytes | bytearray, caller: Caller) -> None:
     time.sleep(0.3)
 
 
@@ -65,7 +66,7 @@ class Body(bytearray):
     """One that can be watched."""
 
 
-async def linger(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> None:
+async def linger(judges: Judges, raw: bytes | bytearray, caller: Caller) -> None:
     time.sleep(60)
 
 
@@ -82,7 +83,7 @@ def recipe(model_dir: Path) -> judging.JudgeRecipe:
 
 
 def _worker(model_dir: Path) -> Iterator[BodyWorker]:
-    worker = BodyWorker(recipe(model_dir))
+    worker = BodyWorker([recipe(model_dir)])
     yield worker
     worker.close()
 
@@ -123,7 +124,7 @@ async def test_a_body_that_waits_does_not_outlive_its_sender(worker: BodyWorker)
 
 
 async def test_a_process_that_is_starting_can_be_ended(tmp_path: Path) -> None:
-    worker = BodyWorker(recipe(tmp_path / "never ready"))
+    worker = BodyWorker([recipe(tmp_path / "never ready")])
     judged = asyncio.create_task(worker.judge(who, b"", CALLER))
     async with asyncio.timeout(10):
         while (child := worker._child) is None:
@@ -145,7 +146,7 @@ async def test_errors_come_back_as_the_client_sees_them(worker: BodyWorker) -> N
 async def test_large_bodies_are_answered_as_small_ones(
     service: Any, text: TextProcessor, info: ServedModel, worker: BodyWorker
 ) -> None:
-    app = build_app(service, text, info, body_worker=worker)
+    app = build_app(service, Judges([RequestJudge(text, info)]), body_worker=worker)
     padding = {"metadata": {}, "stop": ["\u00e4" * 1_000] * 16, "user": "u"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://octavo") as http:
         small = await http.post(COMPLETION, json={**BODY, **padding})

@@ -12,6 +12,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from one_model import one_model
 
 from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel, TokenDelta
@@ -207,7 +208,7 @@ def test_streamed_and_whole_choices_are_equal(
     body = body_of(CHAT, n=4, stop=stops)
 
     async def both() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-        transport = httpx2.ASGITransport(build_app(service, text, info))
+        transport = httpx2.ASGITransport(build_app(service, one_model(text, info)))
         async with httpx2.AsyncClient(transport=transport, base_url="http://octavo") as client:
             whole = whole_choices((await client.post(CHAT, json=body)).json())
             return whole, streamed_choices(await stream(client, CHAT, body), 4)

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from one_model import one_model
 from random_bodies import any_json, chat_bodies, completion_bodies
 
 from octavo.cluster.api.http.app import build_app
@@ -29,7 +30,7 @@ from octavo.cluster.api.text.processor import TextProcessor
 def test_random_bodies(
     text: TextProcessor, info: ServedModel, service: Any, path: str, body: st.SearchStrategy[Any]
 ) -> None:
-    app = build_app(service, text, info)
+    app = build_app(service, one_model(text, info))
 
     async def send(content: Any) -> None:
         transport = httpx2.ASGITransport(app)

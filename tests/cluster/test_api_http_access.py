@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import httpx2
 import pytest
+from one_model import one_model
 
 from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.http.auth import LOOK_S, ApiKeys, read_keys
@@ -37,7 +38,7 @@ def served_with(service: Any, text: TextProcessor, info: ServedModel) -> Served:
 
     @asynccontextmanager
     async def start(**settings: Any) -> AsyncIterator[httpx2.AsyncClient]:
-        app = build_app(service, text, info, http=HttpConfig.model_validate(settings))
+        app = build_app(service, one_model(text, info), http=HttpConfig.model_validate(settings))
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://octavo") as client:
             yield client
 

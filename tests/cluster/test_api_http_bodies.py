@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
+from one_model import one_model
 from pydantic import ByteSize
 
 from octavo.cluster.api.http.app import build_app
@@ -74,7 +75,7 @@ async def test_a_body_is_measured_while_it_is_read(service: Any, text: TextProce
             num_read += 1
             yield b" " * 1_000
 
-    app = build_app(service, text, info, http=HttpConfig(max_body_bytes=ByteSize(10_000)))
+    app = build_app(service, one_model(text, info), http=HttpConfig(max_body_bytes=ByteSize(10_000)))
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://octavo") as http:
         announced = await http.post(COMPLETION, json={**BODY, "prompt": "x" * 10_000})
         answer = await http.post(COMPLETION, content=chunks(), headers={"content-type": "application/json"})

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from one_model import one_model
 
 from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel, TokenDelta
@@ -20,7 +21,7 @@ from octavo.worker.messages import FinishReason
 @pytest.fixture(scope="module")
 def app(text: TextProcessor) -> FastAPI:
     service: Any = None
-    return build_app(service, text, ServedModel("smollm2", 256, created=0, max_num_seqs=32))
+    return build_app(service, one_model(text, ServedModel("smollm2", 256, created=0, max_num_seqs=32)))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
+from one_model import one_model
 
 from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.http.transport import EventStream
@@ -110,7 +111,7 @@ async def test_case_bug_033_comments_while_the_first_token_is_awaited(
         await asyncio.sleep(0.2)
 
     service.script = lambda _: [prefill, TokenDelta((500,), FinishReason.LENGTH)]
-    app = build_app(service, text, info, http=HttpConfig(keepalive_s=keepalive_s))
+    app = build_app(service, one_model(text, info), http=HttpConfig(keepalive_s=keepalive_s))
     body = {"model": "smollm2", "prompt": "a", "stream": True}
     async with served(app) as url:
         content = await asyncio.to_thread(_exchange, url, orjson.dumps(body))
@@ -131,7 +132,7 @@ def _exchange(url: str, body: bytes) -> bytes:
 
 
 async def test_half_a_body_is_not_waited_for(service: Any, text: TextProcessor, info: ServedModel) -> None:
-    app = build_app(service, text, info, http=HttpConfig(slow_client_timeout_s=0.1))
+    app = build_app(service, one_model(text, info), http=HttpConfig(slow_client_timeout_s=0.1))
     async with served(app) as url:
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))

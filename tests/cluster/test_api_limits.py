@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
+from one_model import one_model
 
 from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel, TokenDelta
@@ -31,7 +32,7 @@ def limited(service: Any, text: TextProcessor, info: ServedModel) -> Limited:
 
     @asynccontextmanager
     async def start(**limits: Any) -> AsyncIterator[httpx2.AsyncClient]:
-        transport = httpx2.ASGITransport(build_app(service, text, replace(info, **limits)))
+        transport = httpx2.ASGITransport(build_app(service, one_model(text, replace(info, **limits))))
         async with httpx2.AsyncClient(transport=transport, base_url="http://octavo") as client:
             yield client
 

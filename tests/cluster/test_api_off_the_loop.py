@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import httpx2
 import pytest
+from one_model import one_model
 
 from octavo.cluster.api.answer import prompt_echo, responses
 from octavo.cluster.api.http.app import build_app
@@ -57,7 +58,7 @@ async def test_the_lifespan_ends_the_judge(
 ) -> None:
     close = Mock()
     monkeypatch.setattr(RequestJudge, "close", close)
-    app = build_app(service, text, info)
+    app = build_app(service, one_model(text, info))
     async with app.router.lifespan_context(app):
         close.assert_not_called()
     close.assert_called_once()

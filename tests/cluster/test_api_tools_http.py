@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from one_model import one_model
 
 from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel, TokenDelta
@@ -23,7 +24,7 @@ FORCED = [{"tool_choice": "required"}, {"tool_choice": NAMED}]
 
 @pytest.fixture
 async def client(service: Any, text: TextProcessor, info: ServedModel) -> AsyncIterator[httpx2.AsyncClient]:
-    app = build_app(service, text, dataclasses.replace(info, max_model_len=2048))
+    app = build_app(service, one_model(text, dataclasses.replace(info, max_model_len=2048)))
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://octavo") as http:
         yield http
 

@@ -12,6 +12,7 @@ from scripted_cluster import PROMPT, Cluster, request, rest, take
 
 from octavo.cluster import generation, submitter
 from octavo.cluster.api.service import GenerationRequest, TokenDelta
+from octavo.worker.admission import Refusal
 from octavo.worker.errors import Overloaded, Unavailable
 from octavo.worker.messages import Branch, FinishReason, SamplingParams, SequenceUpdate
 from octavo.worker.routing_hash import HASH_BYTES
@@ -106,7 +107,7 @@ async def test_case_bug_091_only_the_branches_that_have_not_ended_go_on(cluster:
     first, second = await going_on
     assert (first.branch, first.token_ids, first.finish_reason) == (0, (5,), FinishReason.STOP)
     assert (second.branch, second.token_ids, second.finish_reason) == (3, (6,), FinishReason.LENGTH)
-    assert cluster.metrics.failovers._value.get() == 1
+    assert cluster.metrics["m"].failovers._value.get() == 1
     assert is_idle(cluster)
 
 
@@ -196,7 +197,7 @@ def _part(branch: int, position: int, tokens: list[int], reason: FinishReason | 
 
 
 async def test_a_full_group_is_passed_over_and_is_not_dead(cluster: Cluster) -> None:
-    cluster.a.refusal = ("the queue holds 10 requests", 4.0)
+    cluster.a.refusal = Refusal("the queue holds 10 requests", 4.0)
     under_way = await cluster.service.start(request(2))
     assert under_way.route.group == "b"
     assert [query.excluded_generations for query in cluster.router.queries] == [(), (1,)]
@@ -206,8 +207,8 @@ async def test_a_full_group_is_passed_over_and_is_not_dead(cluster: Cluster) -> 
 
 @pytest.mark.parametrize("beam_width", [None, 4])
 async def test_when_all_are_full_the_request_is_refused_at_once(cluster: Cluster, beam_width: int | None) -> None:
-    cluster.a.refusal = ("10 requests wait", 4.0)
-    cluster.b.refusal = ("20 requests wait", 2.5)
+    cluster.a.refusal = Refusal("10 requests wait", 4.0)
+    cluster.b.refusal = Refusal("20 requests wait", 2.5)
     with pytest.raises(Overloaded, match="20 requests wait") as caught:
         async with asyncio.timeout(5):
             await cluster.service.start(request(2, beam_width))
@@ -217,7 +218,7 @@ async def test_when_all_are_full_the_request_is_refused_at_once(cluster: Cluster
 
 
 async def test_full_and_lost_groups_together_are_an_overload(cluster: Cluster) -> None:
-    cluster.a.refusal = ("10 requests wait", 4.0)
+    cluster.a.refusal = Refusal("10 requests wait", 4.0)
     await cluster.b.die()
     with pytest.raises(Overloaded, match="10 requests wait"):
         await cluster.service.start(request())
@@ -229,7 +230,7 @@ async def test_a_request_under_way_waits_for_room(cluster: Cluster, monkeypatch:
     deltas = under_way.tokens()
     await cluster.a.give(0, 0, (1,))
     await take(deltas, 1)
-    cluster.b.refusal = ("full", 2.0)
+    cluster.b.refusal = Refusal("full", 2.0)
     going_on = asyncio.ensure_future(rest(deltas))
     await cluster.a.die()
     while len(cluster.router.queries) < 6:
@@ -246,7 +247,7 @@ async def test_a_queue_that_stays_full_ends_it_as_an_overload(
 ) -> None:
     under_way = await cluster.service.start(request(2))
     monkeypatch.setattr(generation, "ROUTE_PATIENCE_S", 0.0)
-    cluster.b.refusal = ("full", 2.0)
+    cluster.b.refusal = Refusal("full", 2.0)
     await cluster.a.die()
     ends = await rest(under_way.tokens())
     assert [(end.finish_reason, end.error, end.retry_after_s) for end in ends] == [

@@ -40,7 +40,9 @@ def test_help_lists_the_commands_that_exist() -> None:
     result = octavo("--help")
     assert result.returncode == 0
     commands = result.stdout.partition("Commands:")[2].split("\n")
-    assert [line.split()[0] for line in commands if line.strip()] == ["serve", "model", "simulate"]
+    listed = [line.split()[0] for line in commands if line.strip()]
+    assert {"serve", "config", "model", "simulate"} <= set(listed)
+    assert [name for name in listed if refused(name, "--help").exit_code != 0] == []
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -53,11 +55,12 @@ def test_version() -> None:
 
 def test_serve_has_a_flag_for_every_setting() -> None:
     text = octavo("serve", "--help").stdout
-    flags = {"--" + name.replace("_", "-") for name in ServeConfig.model_fields if name != "model"}
+    flags = {"--" + name.replace("_", "-") for name in ServeConfig.model_fields if name not in ("model", "models")}
     assert [flag for flag in flags if f"{flag} " not in text] == []
     assert "--no-enable-prefix-caching" in text
     assert "--no-async-scheduling" in text
     assert "[MODEL]" in text
+    assert "--config FILE" in text
 
 
 REFUSED = {
@@ -101,7 +104,7 @@ def test_a_bad_value_is_one_line_and_exit_code_2(
         (("serve", "--block_size", "16"), "--block-size"),
         (("serve", "--port"), "requires an argument"),
         (("serve", "one", "two"), "unexpected extra argument"),
-        (("launch",), "No such command"),
+        (("lanch",), "No such command"),
     ],
 )
 def test_a_mistyped_command_line_is_exit_code_2_with_a_hint(arguments: tuple[str, ...], hint: str) -> None:
@@ -111,10 +114,10 @@ def test_a_mistyped_command_line_is_exit_code_2_with_a_hint(arguments: tuple[str
 
 
 def test_an_unknown_variable_is_refused_like_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OCTAVO_PORT", "8000")
+    monkeypatch.setenv("OCTAVO_PROT", "8000")
     result = octavo("serve")
     assert result.returncode == 2
-    assert result.stderr.startswith("octavo serve: error: OCTAVO_PORT: no such variable")
+    assert result.stderr.startswith("octavo serve: error: OCTAVO_PROT: no such variable, did you mean OCTAVO_PORT?")
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -214,7 +214,7 @@ def spec_of(values: dict[str, Any]) -> WorkerSpec:
 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
-    with pytest.raises(ConfigurationError, match=r"--port: .*; --replicas: .*"):
+    with pytest.raises(ConfigurationError, match=r"--replicas: .*; --port: .*"):
         ServeConfig.parse({"port": -1, "replicas": 0})
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from octavo.cluster.api.metrics import GatewayMetrics
+from octavo.cluster.api.model_metrics import ModelsMetrics
 from octavo.cluster.api.service import GenerationRequest
 from octavo.cluster.data_plane import ClusterService
 from octavo.cluster.router_client import RouterClient
@@ -23,7 +23,8 @@ from octavo.router.actor import RouterCore
 from octavo.worker.engine import Engine
 from octavo.worker.engine_loop import EngineLoop
 from octavo.worker.errors import Overloaded, Unavailable
-from octavo.worker.messages import FinishReason, Request, SamplingParams, SequenceUpdate, TokenLogprobs
+from octavo.worker.line_frames import LineAddress
+from octavo.worker.messages import FinishReason, SamplingParams, SequenceUpdate, TokenLogprobs
 from octavo.worker.prompt_reading import scored_tokens
 from octavo.worker.report_book import GroupIdentity, ReportBook
 from octavo.worker.routing_hash import RoutingHasher
@@ -31,10 +32,15 @@ from octavo.worker.sampling_row import SamplingRow, StepResult
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 from octavo.worker.step_plan import StepPlan
 from octavo.worker.step_thread import StepThread
-from octavo.worker.wire import pack, unpack
+from octavo.worker.token_line import TokenLineServer
+from octavo.worker.wire import pack
 
 HASHER = RoutingHasher(b"a key of the tests", 16)
 LIMITS = SchedulerLimits(num_blocks=64, block_size=16, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512)
+
+
+POISON = 6666
+"""A step that computes this token fails."""
 
 
 class CountingExecutor:
@@ -51,6 +57,8 @@ class CountingExecutor:
 
     def _run(self, plan: StepPlan, rows: list[SamplingRow]) -> StepResult:
         time.sleep(self.pause_s)
+        if POISON in plan.token_ids:
+            raise RuntimeError("device-side assert")
         logprobs = {i: ranked(row.position + 1) for i, row in enumerate(rows) if row.num_logprobs is not None}
         targets = iter(scored_tokens(plan)[1].tolist() if len(plan.scored) else ())
         scores = [tuple(map(ranked, islice(targets, count))) for count in plan.scored[:, 1].tolist()]
@@ -100,23 +108,21 @@ class Leader:
             generation,
             max_queued_requests=max_queued_requests,
         )
-        self.submit = Remote(self._submit, lambda: self.dead)
-        self.abort = Remote(self._abort, lambda: self.dead)
-        self.poll = Remote(self._poll, lambda: self.dead)
+        self._server = TokenLineServer(self.loop)
+        self._address: LineAddress | None = None
+        self.line_address = Remote(self._listen, lambda: self.dead)
         self.reset_prefix_cache = Remote(self._reset, lambda: self.dead)
 
-    async def _submit(self, packed: bytes) -> tuple[str, float] | None:
-        refusal = self.loop.submit(unpack(packed, Request))
-        return None if refusal is None else (refusal.message, refusal.retry_after_s)
+    def die(self) -> None:
+        self.dead = True
+        self._server.close()
 
-    async def _abort(self, request_ids: tuple[str, ...], branch: int | None = None) -> None:
-        self.loop.abort(request_ids, branch)
+    async def _listen(self) -> LineAddress:
+        self._address = self._address or await self._server.open("127.0.0.1")
+        return self._address
 
     async def _reset(self) -> Any:
         return await self.loop.ask(lambda engine: engine.reset_prefix_cache())
-
-    async def _poll(self, gateway_id: str, acknowledged: int, timeout_s: float) -> bytes:
-        return pack(await self.loop.poll(gateway_id, acknowledged, timeout_s))
 
     async def report_to(self, core: RouterCore) -> None:
         report = self.loop.take_report("router")
@@ -141,7 +147,7 @@ class Cluster:
         }
         for name in ("route", "registry", "report_gateway", "cluster_metrics"):
             setattr(self, name, Remote(getattr(self.core, name), lambda: self.router_dead))
-        self.metrics = GatewayMetrics("m", "g")
+        self.metrics = ModelsMetrics(["m"], "g")
         self.service = ClusterService("g", RouterClient("g", [lambda: self]), HASHER, self.metrics)
 
     async def report(self) -> None:
@@ -190,17 +196,17 @@ async def test_a_stream_goes_on_at_the_other_group_when_its_own_dies(cluster: Cl
 
     def kill_soon(tokens: list[int]) -> None:
         if len(tokens) >= 5:
-            cluster.leaders[first].dead = True
+            cluster.leaders[first].die()
 
     assert await collect(generation, kill_soon) == list(range(1, 41))
     assert generation.route.group != first
     assert "octavo_gateway_failovers_total" in cluster.metrics.text()
-    assert cluster.metrics.failovers._value.get() == 1
+    assert cluster.metrics["m"].failovers._value.get() == 1
 
 
 async def test_new_requests_avoid_a_dead_group_at_once_although_the_router_still_lists_it(cluster: Cluster) -> None:
     await cluster.service.groups.refresh()
-    cluster.leaders["a"].dead = True
+    cluster.leaders["a"].die()
     started = time.monotonic()
     for number in range(4):
         generation = await cluster.service.start(request(f"r{number}", max_tokens=4))
@@ -218,7 +224,7 @@ async def test_without_the_router_requests_are_placed_by_outstanding_tokens(clus
     assert {generation.route.reason for generation in generations} == {"router_away"}
     for generation in generations:
         assert await collect(generation) == list(range(1, 41))
-    assert cluster.metrics.fallback_routes._value.get() == 4
+    assert cluster.metrics["m"].fallback_routes._value.get() == 4
 
 
 async def test_an_aborted_request_frees_its_blocks(cluster: Cluster) -> None:
@@ -235,9 +241,50 @@ async def test_an_aborted_request_frees_its_blocks(cluster: Cluster) -> None:
 async def test_a_request_that_nobody_can_take_is_refused_within_its_own_time(cluster: Cluster) -> None:
     await cluster.service.groups.refresh()
     for leader in cluster.leaders.values():
-        leader.dead = True
+        leader.die()
     with pytest.raises(Unavailable):
         await cluster.service.start(request(timeout_s=0.5))
+
+
+# ---- a request that steps fail on ----
+
+
+def poisoned() -> GenerationRequest:
+    return GenerationRequest("p", "m", (100, POISON, 102), SamplingParams(40, seed=0, temperature=0.0))
+
+
+async def end_of(generation: Any) -> Any:
+    return [delta async for delta in generation.tokens() if delta.finish_reason is not None][-1]
+
+
+@pytest.fixture
+async def wide() -> AsyncIterator[Cluster]:
+    """One group more than a request may die of."""
+    cluster = Cluster()
+    cluster.leaders |= {name: Leader(name, 3 + number, 0.002, None, 8) for number, name in enumerate("cd")}
+    await cluster.report()
+    yield cluster
+    cluster.close()
+
+
+async def test_a_request_that_three_groups_die_of_is_refused_and_the_fourth_lives(wide: Cluster) -> None:
+    end = await end_of(await wide.service.start(poisoned()))
+    assert end.finish_reason is FinishReason.ERROR
+    assert "3 worker groups were lost" in end.error
+    assert len(wide.leaders) == 4
+    assert await collect(await wide.service.start(request(max_tokens=4))) == [1, 2, 3, 4]
+    for leader in wide.leaders.values():
+        leader.die()
+    with pytest.raises(Unavailable):  # the fourth was the one that answered
+        await wide.service.start(request("r2", timeout_s=0.2))
+
+
+async def test_what_ran_beside_it_goes_on_elsewhere(wide: Cluster) -> None:
+    """The groups die one after the other; a stream that was on one of them has lost nothing."""
+    beside = await wide.service.start(request())
+    output = asyncio.create_task(collect(beside))
+    assert (await end_of(await wide.service.start(poisoned()))).finish_reason is FinishReason.ERROR
+    assert await output == list(range(1, 41))
 
 
 # ---- several branches ----
@@ -268,7 +315,7 @@ async def test_case_bug_091_all_branches_go_on_at_the_other_group(cluster: Clust
     def kill_soon(tokens: dict[int, list[int]]) -> None:
         if len(tokens[2]) == 5:
             generation.end(1)
-            cluster.leaders[first].dead = True
+            cluster.leaders[first].die()
 
     tokens = await collect_branches(generation, kill_soon)
     assert tokens[0] == tokens[2] == list(range(1, 41))
@@ -340,7 +387,7 @@ async def test_log_probabilities_are_told_once_each_over_two_groups(cluster: Clu
     of_output: list[int] = []
     of_prompt: list[int] = []
     async for delta in generation.tokens():
-        cluster.leaders[first].dead = True
+        cluster.leaders[first].die()
         assert delta.token_ids or delta.prompt_logprobs
         tokens += delta.token_ids
         of_output += [each.rank for each in delta.logprobs]

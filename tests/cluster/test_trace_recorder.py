@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx2
 import orjson
 import pytest
+from one_model import one_model
 from scripted_cluster import HASHER, Cluster, request, rest, take
 
 from octavo.cluster.api.http.app import build_app
@@ -20,6 +21,7 @@ from octavo.cluster.api.text.processor import TextProcessor
 from octavo.cluster.trace_recorder import MOST_WAITING_BYTES, TraceRecorder
 from octavo.router.simulator.trace_files import read_trace
 from octavo.router.simulator.traces import TraceError
+from octavo.worker.admission import Refusal
 from octavo.worker.errors import ConfigurationError
 from octavo.worker.messages import FinishReason, Request, SamplingParams
 from octavo.worker.routing_hash import pack_hashes, unpack_hashes
@@ -62,7 +64,7 @@ async def test_what_is_served_over_http_is_read_and_has_the_same_prefixes(
     recorder = TraceRecorder(tmp_path / "trace.jsonl", 16, secret=SECRET, clock=clock, on_lost=lost)
     cluster = Cluster(recorder)
     await cluster.service.groups.refresh()
-    app = build_app(cluster.service, text, replace(info, name="m"))
+    app = build_app(cluster.service, one_model(text, replace(info, name="m")))
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://octavo") as client:
         answers = []
         for number, prompt in enumerate(([500] * 40, [500] * 32 + [7] * 20), start=1):
@@ -105,7 +107,7 @@ async def test_every_end_is_recorded_once(tmp_path: Path, new_recorder: Callable
 
     (await cluster.service.start(request())).abort()
 
-    cluster.a.refusal = cluster.b.refusal = ("full", 1.0)
+    cluster.a.refusal = cluster.b.refusal = Refusal("full", 1.0)
     with pytest.raises(Exception, match="full"):
         await cluster.service.start(request())
     recorder.close()

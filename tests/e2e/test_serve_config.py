@@ -22,6 +22,8 @@ from serve_process import ServeProcess, wait_until
 from octavo.cluster.local_ray import free_ports
 
 BIN = Path(sys.executable).parent
+SHIPPED = Path(__file__).parent.parent.parent / "k8s" / "overlays" / "cpu-demo" / "serve.yaml"
+MODEL = "SmolLM2-135M-Instruct"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -76,25 +78,17 @@ def ask(url: str, model: str) -> str:
     return str(answer.choices[0].message.content)
 
 
-def test_serve_deploy_takes_the_builder_and_its_args(running_ray: RunningRay, tmp_path: Path) -> None:
+def test_serve_deploy_takes_the_shipped_file(running_ray: RunningRay, tmp_path: Path) -> None:
+    """The same that becomes the RayService's serveConfigV2; with a port of our own, since tests share a machine."""
+    config = yaml.safe_load(SHIPPED.read_text())
     port = free_ports(1)[0]
-    config = {
-        "http_options": {"host": "127.0.0.1", "port": port},
-        "applications": [
-            {
-                "name": "octavo",
-                "route_prefix": "/",
-                "import_path": "octavo.cluster.application:build",
-                "args": {"replicas": 1, "max_num_seqs": 8, "served_model_name": "small"},
-            }
-        ],
-    }
+    config["http_options"] |= {"host": "127.0.0.1", "port": port}
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(config))
     running_ray.run("serve", "deploy", str(file), "-a", running_ray.dashboard)
     url = f"http://127.0.0.1:{port}"
     wait_until(lambda: is_ready(url), timeout_s=150, what="the deployed application")
-    assert "Paris" in ask(url, "small")
+    assert "Paris" in ask(url, MODEL)
     running_ray.run("serve", "shutdown", "-y", "-a", running_ray.dashboard)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2 as httpx
 import orjson
-from serve_process import ServeProcess
+from serve_process import Server
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
@@ -53,11 +53,11 @@ class Answer:
         return choice.finish_reason
 
 
-def complete(server: ServeProcess, prompt: Any, *, stream: bool = False, **fields: Any) -> Answer:
+def complete(server: Server, prompt: Any, *, stream: bool = False, **fields: Any) -> Answer:
     return call(server, COMPLETION, {"prompt": prompt} | fields, stream=stream)
 
 
-def chat(server: ServeProcess, messages: str | list[dict[str, Any]], *, stream: bool = False, **fields: Any) -> Answer:
+def chat(server: Server, messages: str | list[dict[str, Any]], *, stream: bool = False, **fields: Any) -> Answer:
     """A text is one message of the user."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -65,7 +65,7 @@ def chat(server: ServeProcess, messages: str | list[dict[str, Any]], *, stream: 
 
 
 def call(
-    server: ServeProcess,
+    server: Server,
     path: str,
     body: dict[str, Any] | bytes,
     *,

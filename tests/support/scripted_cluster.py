@@ -9,11 +9,13 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
-from octavo.cluster.api.metrics import GatewayMetrics
+from octavo.cluster.api.model_metrics import ModelsMetrics
 from octavo.cluster.api.service import GenerationRequest, TokenDelta
 from octavo.cluster.data_plane import ClusterService
 from octavo.cluster.router_lines import RouterAway
 from octavo.cluster.trace_recorder import TraceRecorder
+from octavo.worker.admission import Refusal
+from octavo.worker.line_frames import LineAddress
 from octavo.worker.messages import (
     FinishReason,
     GroupEntry,
@@ -25,7 +27,7 @@ from octavo.worker.messages import (
     TokenFrame,
 )
 from octavo.worker.routing_hash import RoutingHasher
-from octavo.worker.wire import pack, unpack
+from octavo.worker.token_line import TokenLineServer
 
 HASHER = RoutingHasher(b"a key of the tests", 16)
 PROMPT = tuple(range(100, 150))
@@ -42,10 +44,10 @@ class Remote:
 
 
 class ScriptedLeader:
-    """Keeps what it is asked and gives what the test says; ``refusal`` is the answer to each submit."""
+    """Keeps what it is asked and gives what the test says, by a real line; ``refusal`` is the answer to each submit."""
 
     def __init__(self) -> None:
-        self.refusal: tuple[str, float] | None = None
+        self.refusal: Refusal | None = None
         self.requests: list[Request] = []
         self.aborts: list[tuple[str, int | None]] = []
         self.num_forgotten: int | None = 5
@@ -53,7 +55,9 @@ class ScriptedLeader:
         self._updates: dict[str, list[SequenceUpdate]] = defaultdict(list)
         self._news = asyncio.Condition()
         self._is_dead = False
-        self.submit, self.abort, self.poll = Remote(self._submit), Remote(self._abort), Remote(self._poll)
+        self._server = TokenLineServer(self)
+        self._address: LineAddress | None = None
+        self.line_address = Remote(self._listen)
         self.reset_prefix_cache = Remote(self._reset)
 
     async def give(
@@ -71,25 +75,34 @@ class ScriptedLeader:
         async with self._news:
             self._is_dead = True
             self._news.notify_all()
+        self._server.close()
 
-    async def _submit(self, packed: bytes) -> tuple[str, float] | None:
+    async def _listen(self) -> LineAddress:
         if self._is_dead:
             raise RayActorError
+        self._address = self._address or await self._server.open("127.0.0.1")
+        return self._address
+
+    # ---- asked by the gateway's line ----
+
+    def submit(self, request: Request) -> Refusal | None:
         if self.refusal is None:
-            self.requests.append(unpack(packed, Request))
+            self.requests.append(request)
             self.submitted.set()
         return self.refusal
 
-    async def _abort(self, request_ids: tuple[str, ...], branch: int | None = None) -> None:
+    def abort(self, request_ids: tuple[str, ...], branch: int | None) -> None:
         self.aborts += [(request_id, branch) for request_id in request_ids]
 
-    async def _poll(self, mailbox: str, acknowledged: int, timeout_s: float) -> bytes:
+    async def poll(self, mailbox: str, acknowledged: int, wait_s: float) -> TokenFrame:
         async with self._news:
             updates = self._updates[mailbox]
-            await self._news.wait_for(lambda: self._is_dead or len(updates) > acknowledged or timeout_s == 0.0)
+            await self._news.wait_for(lambda: self._is_dead or len(updates) > acknowledged or wait_s == 0.0)
             if self._is_dead:
-                raise RayActorError
-            return pack(TokenFrame(1, len(updates), tuple(updates[acknowledged:])))
+                raise RuntimeError("the engine is over")
+            return TokenFrame(1, len(updates), tuple(updates[acknowledged:]))
+
+    # ---- asked by Ray ----
 
     async def _reset(self) -> int:
         if self.num_forgotten is None:
@@ -133,9 +146,9 @@ class Cluster:
     def __init__(self, recorder: TraceRecorder | None = None) -> None:
         self.a, self.b = ScriptedLeader(), ScriptedLeader()
         self.router = ScriptedRouter({"a": self.a, "b": self.b})
-        self.metrics = GatewayMetrics("m", "g")
+        self.metrics = ModelsMetrics(["m"], "g")
         router: Any = self.router
-        self.service = ClusterService("g", router, HASHER, self.metrics, recorder)
+        self.service = ClusterService("g", router, HASHER, self.metrics, {} if recorder is None else {"m": recorder})
 
 
 def request(num_branches: int = 1, beam_width: int | None = None, **fields: Any) -> GenerationRequest:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TypeAlias
 
 import httpx2 as httpx
 import psutil
@@ -59,10 +60,14 @@ class ServeProcess:
                 self._ready.set()
         self._ready.set()
 
+    def samples(self, name: str) -> list[str]:
+        """The lines of a metric: of all groups and gateways."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return [line for line in lines if line.startswith(name + "{")]
+
     def gauge(self, name: str) -> float:
         """The sum of a metric over all groups."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+        return total(self.samples(name))
 
     def descendants(self) -> list[psutil.Process]:
         """Every process that the server has started and that lives."""
@@ -91,6 +96,33 @@ class ServeProcess:
             raise
         self._reader.join(5.0)
         return code
+
+
+class OneModel:
+    """One of the models that a server has, as if it were the only one."""
+
+    def __init__(self, server: ServeProcess, model: str) -> None:
+        self.url = server.url
+        self.model = model
+        self.lines = [line for line in server.lines if line.startswith(f"octavo: {model}: ")]
+        """What was said of it while it started."""
+        self._server = server
+
+    def samples(self, name: str) -> list[str]:
+        """The lines of a metric: of its groups, and of all gateways."""
+        return [line for line in self._server.samples(name) if f'model_name="{self.model}"' in line]
+
+    def gauge(self, name: str) -> float:
+        """The sum of a metric over its groups."""
+        return total(self.samples(name))
+
+
+Server: TypeAlias = ServeProcess | OneModel
+
+
+def total(samples: list[str]) -> float:
+    """The sum of the values of a metric's lines."""
+    return sum(float(line.rsplit(" ", 1)[1]) for line in samples)
 
 
 def _title(process: psutil.Process) -> str:

@@ -23,6 +23,7 @@ from octavo.worker.sampling_row import SamplingRow, StepResult
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
 from octavo.worker.step_plan import StepPlan
 from octavo.worker.step_thread import StepThread
+from octavo.worker.step_watch import FIRST_DEADLINE_S, FIRST_STEPS, LEAST_DEADLINE_S
 
 GENERATION = 17
 LONG_S = 60.0
@@ -196,6 +197,13 @@ async def test_the_age_of_the_heartbeat_grows_while_a_step_hangs(bench: Bench) -
 # ---- gateways that fall silent ----
 
 
+async def test_the_deadline_of_a_step_comes_down_when_steps_are_known(bench: Bench) -> None:
+    assert bench.loop.step_deadline_s == FIRST_DEADLINE_S
+    bench.loop.submit(request(max_tokens=FIRST_STEPS + 1))
+    await bench.collect("g")
+    assert bench.loop.step_deadline_s == LEAST_DEADLINE_S
+
+
 async def test_a_gateway_that_does_not_poll_is_dropped_with_its_requests() -> None:
     bench = Bench(gateway_silence_s=0.05)
     try:
@@ -326,12 +334,14 @@ async def test_reports_tell_what_happened_until_they_arrive(bench: Bench) -> Non
     await bench.collect("g")
     await bench.loop.ask(lambda engine: None)
     assert bench.loop.has_news("router")
+    assert bench.loop.has_urgent_news("router")
     report = bench.loop.take_report("router")
     (progress,) = report.progress
     assert (progress.request_id, progress.prefilled, progress.finished) == ("r", True, True)
     assert report.metrics
     bench.loop.report_arrived("router", report, wants_snapshot=False)
     assert not bench.loop.has_news("router")
+    assert not bench.loop.has_urgent_news("router")
     bench.loop.report_arrived("router", report, wants_snapshot=True)
     await bench.loop.ask(lambda engine: None)
     (message,) = bench.loop.take_report("router").events

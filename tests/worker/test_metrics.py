@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.worker.admission import Bound
 from octavo.worker.engine import Engine
-from octavo.worker.messages import Branch, Request, SamplingParams
+from octavo.worker.messages import Branch, Request, SamplingParams, SequenceUpdate
 from octavo.worker.metrics import metrics_text
 from octavo.worker.routing_hash import RoutingHasher
 from octavo.worker.sampling_row import SamplingRow, StepResult
@@ -51,6 +51,7 @@ def test_an_idle_engine_has_all_metrics() -> None:
     values = samples(an_engine())
     assert all(name.startswith("octavo_") for name in values)
     assert values["octavo_kv_cache_blocks"] == 8
+    assert values.pop("octavo_cache_config_info/4/True/8") == 1
     assert sum(values.values()) == 8
 
 
@@ -145,3 +146,22 @@ def test_branches_of_a_prompt_are_forks_that_copy_the_block_they_write_into() ->
     assert values["octavo_forks_total"] == 2
     assert values["octavo_copied_blocks_total"] >= 2
     assert values["octavo_engine_computed_tokens_total"] == 6 + 3
+
+
+def test_a_request_s_time_is_told_by_its_phases() -> None:
+    now = [0.0]
+    told: list[SequenceUpdate] = []
+    scheduler = Scheduler(SchedulerLimits(8, 4, 1, 64, 32), RoutingHasher(bytes(16), 4))
+    engine = Engine(scheduler, Model(), clock=lambda: now[0], emit=lambda gateway, update: told.append(update))
+    submit(engine, "first", 6, 3)
+    submit(engine, "second", 6, 1)
+    for now[0] in (2.0, 5.0, 9.0, 14.0, 20.0, 27.0):
+        engine.step()
+    values = samples(engine)
+    # A step ends when it is launched: the first tokens come at 2, 5 and 9 s; the second prompt shares a block of 4.
+    assert [update.phases for update in told] == [(2.0, 0.0), None, None, (14.0, 0.0)]
+    assert values["octavo_engine_queue_time_seconds_sum"] == 2.0 + 14.0
+    assert values["octavo_engine_prefill_time_seconds_count"] == 2
+    assert values["octavo_engine_decode_time_seconds_sum"] == 7.0
+    assert values["octavo_engine_step_tokens_sum"] == values["octavo_engine_computed_tokens_total"] == 6 + 1 + 1 + 2
+    assert values["octavo_engine_step_tokens_bucket/1.0"] == 2

@@ -345,3 +345,20 @@ def test_a_report_says_how_long_its_news_has_waited_and_how_long_the_first_token
     assert (progress.ttft_s, progress.tenant) == (2.0, "someone")
     bench.acknowledge(report)
     assert bench.take().oldest_news_age_s == 0.0
+
+
+def test_blocks_that_a_running_request_fills_are_no_urgent_news() -> None:
+    bench = Bench()
+    prompt = tuple(range(5))
+    bench.engine.submit(Request("a", "g", "model", prompt, b"", SamplingParams(max_tokens=9, seed=0)))
+    urgent: list[bool] = []
+    while bench.engine.step():
+        bench.book.collect(bench.engine, bench.now)
+        if bench.book.has_news("a"):
+            urgent.append(bench.book.has_urgent_news("a"))
+            bench.acknowledge(bench.take())
+    assert urgent[0]
+    assert False in urgent
+    assert urgent[-1]
+    bench.add_snapshot()
+    assert bench.book.has_urgent_news("a")

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple, Self
 
 from ....worker.errors import GenerationFailed, InvalidRequest, Overloaded, Unavailable
 from ....worker.messages import FinishReason, TokenLogprobs
+from ...watch.request_watch import RequestWatch
 from ..errors import DeadlineMissed
-from ..metrics import GatewayMetrics, RequestMeter
+from ..metrics import GatewayMetrics
 from ..request.judged import JudgedRequest
+from ..request_meter import RequestMeter
 from ..service import Generation, GenerationService, TokenDelta
 from ..text.processor import TextProcessor
 from .merge import merged
@@ -105,7 +107,9 @@ class _Fan:
         output = self.outputs[delta.branch]
         before = output.num_tokens
         text = output.push(delta)
-        self._meter.tokens(delta.branch, output.num_tokens - before, delta.num_cached_tokens)
+        self._meter.tokens(delta.branch, output.num_tokens - before, delta.num_cached_tokens, delta.phases)
+        if delta.branch == 0 and text:
+            self._meter.keep(text)
         if delta.prompt_logprobs:
             self._prompt_logprobs += delta.prompt_logprobs
         if delta.embedding is not None:
@@ -170,10 +174,17 @@ class Run:
         text: TextProcessor,
         metrics: GatewayMetrics,
         arrival: float,
+        watch: RequestWatch | None = None,
     ) -> Self:
-        """Submit every generation; when one is refused none is left running. Raises what the service raises."""
-        meters = [RequestMeter(metrics, len(request.prompt_token_ids), arrival) for request in judged.generations]
-        starts = [asyncio.ensure_future(service.start(request)) for request in judged.generations]
+        """Submit every generation; when one is refused none is left running. Raises what the service raises.
+
+        ``watch`` is told of what becomes of them.
+        """
+        requests = judged.generations if watch is None else watch.marked(judged)
+        meters = [RequestMeter(metrics, request, arrival) for request in requests]
+        if watch is not None:
+            watch.measured_by(meters, text.decode)
+        starts = [asyncio.ensure_future(service.start(request)) for request in requests]
         try:
             generations = await asyncio.gather(*starts)
         except BaseException as error:
@@ -183,8 +194,8 @@ class Run:
             raise
         fans: list[_Fan] = []
         first_index = 0
-        for request, generation, meter in zip(judged.generations, generations, meters, strict=True):
-            meter.placed(generation.route.expected_ttft_s)
+        for request, generation, meter in zip(requests, generations, meters, strict=True):
+            meter.placed(generation)
             outputs = [judged.output_text(text, request) for _ in range(request.num_branches)]
             field = judged.answer.grammar_field
             fans.append(_Fan(generation, outputs, meter, first_index=first_index, grammar_field=field))

@@ -23,14 +23,16 @@ from starlette.responses import HTMLResponse
 
 from ....worker.errors import OctavoError
 from ...http_config import HttpConfig
+from ...watch.request_watch import Watching
+from ...watch.tracing import open_tracing
 from ..answer.embedding_answer import embedding_answer
 from ..answer.responses import AnswerFormat, ChatFormat, CompletionFormat, answer_format, stream_answer, whole_answer
 from ..answer.run import QUEUED, Run, StartingRun
 from ..errors import describe
-from ..metrics import GatewayMetrics
+from ..model_metrics import ModelsMetrics
 from ..request import judging
-from ..request.judged import RequestJudge
-from ..service import GenerationService, ServedModel
+from ..request.judges import Judges
+from ..service import GenerationService
 from ..text.processor import TextProcessor
 from .auth import ApiKeys, RequireKey
 from .bodies import Bodies
@@ -52,15 +54,14 @@ _EMBEDDING = "/v1/embeddings"
 
 def build_app(
     service: GenerationService,
-    text: TextProcessor,
-    info: ServedModel,
+    judges: Judges,
     *,
     http: HttpConfig | None = None,
-    metrics: GatewayMetrics | None = None,
+    metrics: ModelsMetrics | None = None,
     body_worker: BodyWorker | None = None,
     answers_request_id: bool = True,
 ) -> FastAPI:
-    """The application of one gateway.
+    """The application of one gateway: ``judges`` are those of the models that it serves, and theirs alone.
 
     ``http`` has its limits and who may use it; TLS is not the application's. ``metrics`` are the gateway's own, made
     here if the caller has no use for them; ``GET /metrics`` merges them with ``service.metrics_text()``, which
@@ -71,39 +72,42 @@ def build_app(
     Raises ConfigurationError when the file of API keys cannot be read.
     """
     http = http or HttpConfig()
-    metrics = metrics or GatewayMetrics(info.name, gateway="alone")
-    judge = RequestJudge(text, info)
-    app = FastAPI(title="Octavo", version=version("octavo"), openapi_url=None, lifespan=_closing(judge))
-    _add_middleware(app, http, metrics, answers_request_id)
+    metrics = metrics or ModelsMetrics([model.name for model in judges.models], gateway="alone")
+    watching = Watching(open_tracing(http.otlp_traces_endpoint), keeps_text=http.log_requests)
+    app = FastAPI(title="Octavo", version=version("octavo"), openapi_url=None, lifespan=_closing(judges, watching))
+    _add_middleware(app, http, metrics, watching, answers_request_id)
     _add_error_handlers(app)
-    add_operations(app, service, metrics)
-    add_models(app, info)
+    add_operations(app, service, metrics, with_vllm_names=http.vllm_metric_names)
+    add_models(app, judges)
     max_bytes, timeout_s = int(http.max_body_bytes), http.slow_client_timeout_s
-    bodies = Bodies(judge, body_worker, max_bytes=max_bytes, timeout_s=timeout_s)
-    endpoints = _Generations(service, text, bodies, metrics, http)
+    bodies = Bodies(judges, body_worker, max_bytes=max_bytes, timeout_s=timeout_s)
+    endpoints = _Generations(service, judges, bodies, metrics, http)
     app.add_api_route(_CHAT, endpoints.chat, methods=["POST"])
     app.add_api_route(_COMPLETION, endpoints.completion, methods=["POST"])
     app.add_api_route(_EMBEDDING, endpoints.embedding, methods=["POST"])
-    add_tokens_endpoints(app, bodies, text)
-    _add_documents(app, info)
+    add_tokens_endpoints(app, bodies, judges)
+    _add_documents(app, judges)
     return app
 
 
-def _closing(judge: RequestJudge) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _closing(judges: Judges, watching: Watching) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(judge.close)
+        await asyncio.to_thread(judges.close)
+        await asyncio.to_thread(watching.close)
 
     return lifespan
 
 
-def _add_middleware(app: FastAPI, http: HttpConfig, metrics: GatewayMetrics, answers_request_id: bool) -> None:
+def _add_middleware(
+    app: FastAPI, http: HttpConfig, metrics: ModelsMetrics, watching: Watching, answers_request_id: bool
+) -> None:
     """The last one added is the first that a request meets."""
     app.add_middleware(Limits, max_concurrent=http.max_concurrent_requests)
     if http.api_key or http.api_key_file:
         app.add_middleware(RequireKey, keys=ApiKeys(http.api_key, http.api_key_file))
-    app.add_middleware(Envelope, metrics=metrics, answers_request_id=answers_request_id)
+    app.add_middleware(Envelope, metrics=metrics, watching=watching, answers_request_id=answers_request_id)
     if http.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -120,13 +124,13 @@ class _Generations:
     def __init__(
         self,
         service: GenerationService,
-        text: TextProcessor,
+        judges: Judges,
         bodies: Bodies,
-        metrics: GatewayMetrics,
+        metrics: ModelsMetrics,
         http: HttpConfig,
     ) -> None:
         self._service = service
-        self._text = text
+        self._judges = judges
         self._bodies = bodies
         self._metrics = metrics
         self._keepalive_s = http.keepalive_s or None
@@ -156,7 +160,9 @@ class _Generations:
             body, raw = raw, bytearray()  # a large one must not live as long as its answer takes
             asked = await self._bodies.judge(judge, body, request.headers)
             del body
-            starting = StartingRun(Run.start(asked.judged, self._service, self._text, self._metrics, arrival))
+            model = request.state.model = asked.judged.model
+            text, metrics = self._text(model), self._metrics[model]
+            starting = StartingRun(Run.start(asked.judged, self._service, text, metrics, arrival, request.state.watch))
             return await answer(asked, starting)
 
         try:
@@ -166,11 +172,15 @@ class _Generations:
                 starting.abort()
             raise
 
+    def _text(self, model: str) -> TextProcessor:
+        return self._judges.named(model).text
+
     async def _generated(
         self, request: Request, shape: type[AnswerFormat], asked: judging.Asked, starting: StartingRun
     ) -> Response:
-        format_ = await answer_format(shape, asked.judged, self._text)
+        format_ = await answer_format(shape, asked.judged, self._text(asked.judged.model))
         if asked.stream:
+            request.state.watch.is_stream = True
             return await self._stream(request, starting, format_)
         run = await starting.run()
         return _json(await whole_answer(run, format_), run)
@@ -216,9 +226,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, answer_unrouted)
 
 
-def _add_documents(app: FastAPI, info: ServedModel) -> None:
+def _add_documents(app: FastAPI, judges: Judges) -> None:
     """Made when they are first asked for: they take 0.2 s, which no start should."""
-    document = functools.cache(lambda: openapi(info))
+    document = functools.cache(lambda: openapi(judges.models))
     app.openapi = document  # type: ignore[method-assign]
 
     @app.api_route("/openapi.json", methods=GET)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from ..request.judged import RequestJudge
+from ..request.judges import Judges
 from ..request.judging import Judging, T
 from .body_worker import BodyWorker
 from .caller import read_caller
@@ -18,8 +18,8 @@ LARGE_BYTES = 256 * 1024
 class Bodies:
     """``worker`` None: all are judged in this process. ``timeout_s``: for how long a client may send nothing."""
 
-    def __init__(self, judge: RequestJudge, worker: BodyWorker | None, *, max_bytes: int, timeout_s: float) -> None:
-        self._judge = judge
+    def __init__(self, judges: Judges, worker: BodyWorker | None, *, max_bytes: int, timeout_s: float) -> None:
+        self._judges = judges
         self._worker = worker
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
@@ -32,5 +32,5 @@ class Bodies:
         """Raises what ``judging`` does here, or what ``BodyWorker.judge`` does."""
         caller = read_caller(headers)
         if self._worker is None or len(raw) <= LARGE_BYTES:
-            return await judging(self._judge, raw, caller)
+            return await judging(self._judges, raw, caller)
         return await self._worker.judge(judging, raw, caller)

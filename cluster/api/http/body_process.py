@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from ....worker.errors import OctavoError
 from ..errors import describe
-from ..request.judged import RequestJudge
+from ..request.judges import Judges
+from ..request.judging import judges_of
 from .body_worker import FAREWELL, Defect, receive, send
 
 NICENESS = 5
@@ -32,19 +33,19 @@ def main(line: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     with contextlib.suppress(EOFError, ConnectionError):
-        judge: RequestJudge = pickle.loads(receive(line)[0]).judge()
+        judges = judges_of(pickle.loads(receive(line)[0]))
         send(line, b"", b"")
         me, has_grown = psutil.Process(), False  # ru_maxrss would begin at what the parent has
         while not has_grown:
-            outcome = _outcome(judge, *receive(line))
+            outcome = _outcome(judges, *receive(line))
             has_grown = me.memory_info().rss > MAX_RESIDENT_BYTES
             send(line, outcome, FAREWELL if has_grown else b"")
 
 
-def _outcome(judge: RequestJudge, message: bytes, raw: bytearray) -> bytes:
+def _outcome(judges: Judges, message: bytes, raw: bytearray) -> bytes:
     judging, caller = pickle.loads(message)
     try:
-        return pickle.dumps(asyncio.run(judging(judge, raw, caller)))
+        return pickle.dumps(asyncio.run(judging(judges, raw, caller)))
     except (OctavoError, ValidationError, orjson.JSONDecodeError) as error:
         return pickle.dumps(describe(error))
     except Exception:

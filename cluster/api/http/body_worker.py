@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -52,8 +53,8 @@ logger = logging.getLogger(__name__)
 class BodyWorker:
     """Judges bodies in another process; ``judge`` may be called from one event loop only."""
 
-    def __init__(self, recipe: JudgeRecipe, *, time_limit_s: float = TIME_LIMIT_S) -> None:
-        self._recipe = recipe
+    def __init__(self, recipes: Sequence[JudgeRecipe], *, time_limit_s: float = TIME_LIMIT_S) -> None:
+        self._recipes = tuple(recipes)
         self._time_limit_s = time_limit_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
         self._child: _Child | None = None
@@ -118,7 +119,7 @@ class BodyWorker:
             self._child = _Child()
             if self._is_closed:  # since before there was a process to kill
                 raise EOFError("closed")
-            self._child.start(self._recipe)
+            self._child.start(self._recipes)
         deadline_s = time.monotonic() + self._time_limit_s
         send(self._child.line, request, raw, deadline_s=deadline_s)
         outcome, farewell = receive(self._child.line, deadline_s=deadline_s)
@@ -142,11 +143,11 @@ class _Child:
             command = [sys.executable, "-P", "-m", f"{__package__}.body_process", str(theirs.fileno())]
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
 
-    def start(self, recipe: JudgeRecipe) -> None:
+    def start(self, recipes: Sequence[JudgeRecipe]) -> None:
         """Wait until it is ready. Raises EOFError or OSError when it does not come up."""
         try:
             deadline_s = time.monotonic() + START_LIMIT_S
-            send(self.line, pickle.dumps(recipe), b"", deadline_s=deadline_s)
+            send(self.line, pickle.dumps(recipes), b"", deadline_s=deadline_s)
             receive(self.line, deadline_s=deadline_s)
         except TimeoutError as error:
             self.end()

@@ -5,6 +5,7 @@ It is made here and not by FastAPI, which would judge bodies by rules of its own
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -69,9 +70,10 @@ class Endpoint:
     parameters: tuple[dict[str, Any], ...] = ()
 
 
-def endpoints(info: ServedModel) -> list[Endpoint]:
-    """All of them, with examples that name the served model."""
-    return [*_generations(info.name), *_tokens(info), *_models(info), *_operations()]
+def endpoints(models: Sequence[ServedModel]) -> list[Endpoint]:
+    """All of them, with examples that name the first model."""
+    info = models[0]
+    return [*_generations(info.name), *_tokens(models), *_models(models), *_operations()]
 
 
 def _generations(model: str) -> list[Endpoint]:
@@ -113,7 +115,8 @@ def _generations(model: str) -> list[Endpoint]:
     ]
 
 
-def _tokens(info: ServedModel) -> list[Endpoint]:
+def _tokens(models: Sequence[ServedModel]) -> list[Endpoint]:
+    info = models[0]
     return [
         Endpoint(
             TOKENIZE,
@@ -143,16 +146,26 @@ def _tokens(info: ServedModel) -> list[Endpoint]:
             "get",
             "What a client needs to know of the tokenizer to use /tokenize in its place.",
             {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": "{% for m in messages %}…"},
+            errors=(400, 401, 404, 431),
+            parameters=(
+                {
+                    "name": "model",
+                    "in": "query",
+                    "schema": {"enum": [model.name for model in models]},
+                    "required": len(models) > 1,
+                    "description": "May be left out where there is one.",
+                },
+            ),
         ),
     ]
 
 
-def _models(info: ServedModel) -> list[Endpoint]:
-    card = model_card(info)
+def _models(models: Sequence[ServedModel]) -> list[Endpoint]:
+    info, cards = models[0], [model_card(each) for each in models]
     name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "example": info.name}
     return [
-        Endpoint("/v1/models", "get", "The served model.", {"object": "list", "data": [card]}),
-        Endpoint("/v1/models/{model}", "get", "One model.", card, errors=(401, 404, 431), parameters=(name,)),
+        Endpoint("/v1/models", "get", "The served models.", {"object": "list", "data": cards}),
+        Endpoint("/v1/models/{model}", "get", "One model.", cards[0], errors=(401, 404, 431), parameters=(name,)),
     ]
 
 
@@ -164,6 +177,8 @@ def _operations() -> list[Endpoint]:
         "schema": {"type": "string", "minLength": 1, "maxLength": 128},
         "description": "Only decisions for requests whose id begins so.",
     }
+    steps = {"name": "steps", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 200, "default": 10}}
+    group = {"name": "group", "in": "query", "schema": {"type": "string"}, "example": "group-1"}
     decision = {"request_id": "cmpl-7d1c-0", "group": "group-1", "reason": "prefix"}
     return [
         Endpoint("/health", "get", "This process is alive.", {"status": "ok"}, errors=(431,)),
@@ -192,6 +207,14 @@ def _operations() -> list[Endpoint]:
             parameters=(limit, request_id),
         ),
         Endpoint(
+            "/debug/profile",
+            "post",
+            "A torch profile of the next steps of one worker group, or of all.",
+            {"groups": {"group-1": {"steps": 10, "files": {"0": "~/.cache/octavo/profiles/group-1-1-rank0.json.gz"}}}},
+            errors=(400, 401, 429, 431, 503),
+            parameters=(steps, group),
+        ),
+        Endpoint(
             "/reset_prefix_cache",
             "post",
             "Forget all cached KV blocks that no request uses.",
@@ -201,9 +224,9 @@ def _operations() -> list[Endpoint]:
     ]
 
 
-def openapi(info: ServedModel) -> dict[str, Any]:
+def openapi(models: Sequence[ServedModel]) -> dict[str, Any]:
     """The document. It takes 0.2 s."""
-    table = endpoints(info)
+    table = endpoints(models)
     bodies = [endpoint.body for endpoint in table if endpoint.body is not None]
     _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
     paths: dict[str, Any] = {}

@@ -11,15 +11,24 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from ..metrics import GatewayMetrics, merge_metrics
-from ..request.judged import check_model
+from ...watch.vllm_names import vllm_lines
+from ..metrics import merge_metrics
+from ..model_metrics import ModelsMetrics
+from ..request.judges import Judges
 from ..service import GenerationService, ServedModel
 from .debug import last_decisions
+from .profile import profile
 
 GET = ["GET", "HEAD"]
 
 
-def add_operations(app: FastAPI, service: GenerationService, metrics: GatewayMetrics) -> None:
+def add_operations(
+    app: FastAPI, service: GenerationService, metrics: ModelsMetrics, *, with_vllm_names: bool = False
+) -> None:
+    def exposition(cluster: str) -> str:
+        own = merge_metrics([metrics.text(), cluster])
+        return merge_metrics([own, vllm_lines(own)]) if with_vllm_names else own
+
     @app.api_route("/health", methods=GET)
     async def health() -> Response:
         """This gateway's process is alive; it says nothing of the model."""
@@ -35,8 +44,7 @@ def add_operations(app: FastAPI, service: GenerationService, metrics: GatewayMet
     async def metrics_text() -> Response:
         """Prometheus text for the whole cluster."""
         cluster = await service.metrics_text()
-        merged = await asyncio.to_thread(merge_metrics, [metrics.text(), cluster])
-        return Response(merged, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(await asyncio.to_thread(exposition, cluster), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.api_route("/debug/route", methods=GET)
     async def debug_route(request: Request) -> Response:
@@ -47,6 +55,11 @@ def add_operations(app: FastAPI, service: GenerationService, metrics: GatewayMet
     async def reset_prefix_cache() -> Response:
         """All worker groups forget what no request uses; group → number of blocks, null for one without an answer."""
         return json_response({"blocks_forgotten": dict(await service.reset_prefix_cache())})
+
+    @app.post("/debug/profile")
+    async def debug_profile(request: Request) -> Response:
+        """A torch profile of the next steps; see ``profile.py``."""
+        return json_response({"groups": await profile(service, request.query_params)})
 
     @app.api_route("/version", methods=GET)
     async def octavo_version() -> Response:
@@ -65,17 +78,14 @@ def model_card(info: ServedModel) -> dict[str, Any]:
     }
 
 
-def add_models(app: FastAPI, info: ServedModel) -> None:
-    card = model_card(info)
-
+def add_models(app: FastAPI, judges: Judges) -> None:
     @app.api_route("/v1/models", methods=GET)
     async def models() -> Response:
-        return json_response({"object": "list", "data": [card]})
+        return json_response({"object": "list", "data": [model_card(info) for info in judges.models]})
 
     @app.api_route("/v1/models/{model:path}", methods=GET)
     async def model(model: str) -> Response:
-        check_model(model, info)
-        return json_response(card)
+        return json_response(model_card(judges.named(model).model))
 
 
 def json_response(content: Any, status: int = 200) -> Response:

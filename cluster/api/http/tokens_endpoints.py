@@ -3,7 +3,7 @@
 | field of /tokenize | |
 |---|---|
 | prompt or messages | a text, or a chat: of that the token ids are those that ``/v1/chat/completions`` would compute |
-| model | may be left out |
+| model | may be left out where there is one |
 | add_special_tokens | of a text; true by default |
 | return_token_strs | each token as text too, with replacement characters where it is none by itself |
 | tools, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs | of a chat, as there |
@@ -24,10 +24,10 @@ from ....worker.errors import InvalidRequest
 from ..chat.plan import plan_chat
 from ..request.chat_messages import ChatMessage, Tools
 from ..request.fields import MAX_TEMPLATE_CHARS, Body, Identifier, only
-from ..request.judged import RequestJudge, check_model
+from ..request.judged import RequestJudge
+from ..request.judges import Judges
 from ..request.judging import Judging
 from ..request.schemas import ChatCompletionRequest
-from ..text.processor import TextProcessor
 from .bodies import Bodies
 from .caller import Caller
 from .operations import GET, json_response
@@ -67,10 +67,11 @@ class DetokenizeRequest(Body):
     tokens: list[int]
 
 
-def add_tokens_endpoints(app: FastAPI, bodies: Bodies, text: TextProcessor) -> None:
+def add_tokens_endpoints(app: FastAPI, bodies: Bodies, judges: Judges) -> None:
     @app.api_route(TOKENIZER_INFO, methods=GET)
-    async def tokenizer_info() -> Response:
-        """As vLLM's: the special tokens by their roles, and the chat template."""
+    async def tokenizer_info(request: Request) -> Response:
+        """As vLLM's: the special tokens by their roles, and the chat template; ?model= says of which model."""
+        text = judges.named_or_only(request.query_params.get("model")).text
         return json_response(dict(text.tokenizer_info))
 
     def endpoint(judging: Judging[bytes]) -> Any:
@@ -85,11 +86,11 @@ def add_tokens_endpoints(app: FastAPI, bodies: Bodies, text: TextProcessor) -> N
     app.add_api_route(DETOKENIZE, endpoint(detokenize), methods=["POST"])
 
 
-async def tokenize(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> bytes:
+async def tokenize(judges: Judges, raw: bytes | bytearray, caller: Caller) -> bytes:
     """The answer's body. Raises as ``judging.chat``."""
     content = orjson.loads(raw)
     body = TokenizeRequest.model_validate(content)
-    check_model(body.model or judge.model.name, judge.model)
+    judge = judges.named_or_only(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Exactly one of prompt and messages must be given.", param="prompt")
     if body.prompt is not None:
@@ -120,10 +121,10 @@ async def _chat_token_ids(judge: RequestJudge, body: TokenizeRequest, content: d
     return list(plan.prompt_token_ids)
 
 
-async def detokenize(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> bytes:
+async def detokenize(judges: Judges, raw: bytes | bytearray, caller: Caller) -> bytes:
     """The answer's body. Raises as ``judging.chat``."""
     body = DetokenizeRequest.model_validate(orjson.loads(raw))
-    check_model(body.model or judge.model.name, judge.model)
+    judge = judges.named_or_only(body.model)
     size = judge.text.vocab_size
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < size:
         bad = min(body.tokens) if min(body.tokens) < 0 else max(body.tokens)

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ....worker.errors import InvalidRequest, ModelNotFound
+from ....worker.errors import InvalidRequest
 from ....worker.messages import Pooling, SamplingParams
 from ..answer.output import Ends, OutputText
 from ..chat.plan import plan_chat
@@ -47,7 +47,7 @@ MAX_PROMPT_LOGPROBS = 2**22
 
 
 class RequestJudge:
-    """Turns bodies into ``JudgedRequest``, or raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
+    """Turns bodies for one model into ``JudgedRequest``, or raises InvalidRequest or ContextLengthExceeded."""
 
     def __init__(self, text: TextProcessor, model: ServedModel) -> None:
         self._text = text
@@ -68,7 +68,6 @@ class RequestJudge:
         self._structured.close()
 
     async def judge_chat(self, body: ChatCompletionRequest, caller: Caller) -> JudgedRequest:
-        check_model(body.model, self._model)
         self._check_combinations(body, caller)
         if body.top_logprobs and not body.logprobs:
             message = f"top_logprobs is {body.top_logprobs}, but logprobs is not true."
@@ -87,7 +86,6 @@ class RequestJudge:
         return await self._judge(body, "chatcmpl", [plan.prompt_token_ids], "messages", caller, grammar, answer)
 
     async def judge_completion(self, body: CompletionRequest, caller: Caller) -> JudgedRequest:
-        check_model(body.model, self._model)
         self._check_combinations(body, caller)
         _check_num_choices(body)
         prompts = await asyncio.gather(*(self._token_ids(prompt, body) for prompt in body.prompts()))
@@ -96,7 +94,6 @@ class RequestJudge:
 
     async def judge_embedding(self, body: EmbeddingRequest, caller: Caller) -> JudgedRequest:
         """One generation, of no token, for each input."""
-        check_model(body.model, self._model)
         self._check_priority(body, caller)
         prompts = await asyncio.gather(*(self._token_ids(prompt, body) for prompt in body.inputs()))
         embedding_id, pooling = _new_id("embd"), Pooling(body.pooling or self._model.pooling)
@@ -236,12 +233,6 @@ def _wishes(body: RoutedFields, caller: Caller) -> RouteWishes:
     """The session is what comes first of the header and the body's fields, the most particular one first."""
     session_id = caller.wishes.session_id or body.session_id or body.prompt_cache_key or body.user
     return replace(caller.wishes, session_id=session_id or None)
-
-
-def check_model(name: str, served: ServedModel) -> None:
-    """Raises ModelNotFound for any other name than the served one."""
-    if name != served.name:
-        raise ModelNotFound(f"The model '{name[:64]}' does not exist; this server has '{served.name}'.")
 
 
 def _check_num_choices(body: CompletionRequest) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,11 +15,12 @@ from ..http.caller import Caller
 from ..service import ServedModel
 from ..text.processor import TextProcessor
 from .judged import JudgedRequest, RequestJudge
+from .judges import Judges
 from .schemas import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 
 T = TypeVar("T")
 
-Judging = Callable[[RequestJudge, bytes | bytearray, Caller], Awaitable[T]]
+Judging = Callable[[Judges, bytes | bytearray, Caller], Awaitable[T]]
 """A function of a module, so that its name says to another process which one is meant.
 
 Its result and its exceptions go from one process to the other. Bodies are JSON as RFC 8259 has it: NaN, infinities,
@@ -29,7 +30,7 @@ unpaired surrogates and nesting deeper than 1,024 are none. Of a name that is th
 
 @dataclass(frozen=True, slots=True)
 class JudgeRecipe:
-    """What it takes to make a judge, in whatever process."""
+    """What it takes to make the judge of one model, in whatever process."""
 
     folder: Path
     model: ServedModel
@@ -43,6 +44,11 @@ class JudgeRecipe:
         return RequestJudge(self.text(), self.model)
 
 
+def judges_of(recipes: Sequence[JudgeRecipe]) -> Judges:
+    """Those of all models; takes a part of a second for each."""
+    return Judges([recipe.judge() for recipe in recipes])
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A judged request, and how it is answered."""
@@ -51,10 +57,10 @@ class Asked:
     stream: bool
 
 
-async def chat(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> Asked:
-    """Raises ValidationError, orjson.JSONDecodeError, or what the judge does."""
+async def chat(judges: Judges, raw: bytes | bytearray, caller: Caller) -> Asked:
+    """Raises ValidationError, orjson.JSONDecodeError, ModelNotFound, or what the judge does."""
     body = ChatCompletionRequest.model_validate(orjson.loads(raw))
-    return Asked(await judge.judge_chat(body, caller), bool(body.stream))
+    return Asked(await judges.named(body.model).judge_chat(body, caller), bool(body.stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +69,13 @@ class AskedEmbedding:
     encoding_format: EncodingFormat
 
 
-async def embedding(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> AskedEmbedding:
+async def embedding(judges: Judges, raw: bytes | bytearray, caller: Caller) -> AskedEmbedding:
     """Raises as ``chat``."""
     body = EmbeddingRequest.model_validate(orjson.loads(raw))
-    return AskedEmbedding(await judge.judge_embedding(body, caller), body.encoding_format or "float")
+    return AskedEmbedding(await judges.named(body.model).judge_embedding(body, caller), body.encoding_format or "float")
 
 
-async def completion(judge: RequestJudge, raw: bytes | bytearray, caller: Caller) -> Asked:
+async def completion(judges: Judges, raw: bytes | bytearray, caller: Caller) -> Asked:
     """Raises as ``chat``."""
     body = CompletionRequest.model_validate(orjson.loads(raw))
-    return Asked(await judge.judge_completion(body, caller), bool(body.stream))
+    return Asked(await judges.named(body.model).judge_completion(body, caller), bool(body.stream))

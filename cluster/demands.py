@@ -1,0 +1,18 @@
+"""What a configuration's worker groups ask of a cluster."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .config import ServeConfig
+from .placement import Demand, rank_resources
+
+
+def demands_of(config: ServeConfig, device: Literal["cpu", "cuda"]) -> list[Demand]:
+    """Of each model's worker groups. Raises ConfigurationError as ``ServeConfig.for_device``."""
+    return [model_demand(model.for_device(device), device) for model in config.each_model()]
+
+
+def model_demand(config: ServeConfig, device: Literal["cpu", "cuda"]) -> Demand:
+    """Of one model, decided for the device."""
+    return Demand(config.replicas or 1, config.tensor_parallel_size, rank_resources(device), config.placement)
