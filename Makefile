@@ -12,10 +12,10 @@ export PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check triton diff cases clients k8s lint format bench clean
+.PHONY: help setup serve test check triton diff cases operation clients k8s lint format bench clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 17
 
 setup: ## make .venv with everything in it
 	@.ci/setup
@@ -37,6 +37,9 @@ diff: setup ## random requests and operations in a tiny KV pool, each output aga
 
 cases: setup ## faults that users of such servers have met, on a real cluster (7 minutes)
 	@.ci/suites cases
+
+operation: setup ## clusters launched, watched, scaled, drained and updated, of several models; chaos (15 minutes)
+	@.ci/suites operation
 
 clients: setup ## lm-evaluation-harness, LangChain and schemathesis against a cluster (7 minutes)
 	@.ci/suites clients

@@ -532,6 +532,12 @@ class Engine:
         return self._under_way.step if self._under_way else None
 
     @property
+    def largest_step_s(self) -> float:
+        """What a step with as many tokens as there may be is expected to take; 0.0 when unknown."""
+        limits = self.scheduler.limits
+        return self.speed.expected_step_s(limits.max_num_batched_tokens, limits.max_num_seqs)
+
+    @property
     def plan_at_s(self) -> float:
         """When to call ``step`` next, if the step under way is not over before: not too early, since what arrives
         after it was planned is not in it. 0.0 when nothing is under way."""

@@ -317,7 +317,7 @@ class EngineLoop:
     def _step_or_beat(self) -> None:
         """Go on by a step. When there is none, and the ranks have not heard of us for a while, a heartbeat."""
         if self._engine.step():
-            self._watch.note_step(self._largest_step_s())
+            self._watch.note_step(self._engine.largest_step_s)
             if (step := self._engine.in_flight) is not None:
                 step.add_done_callback(lambda _: self._calls.put(None))
         elif time.monotonic() < self._next_heartbeat_s:
@@ -325,11 +325,6 @@ class EngineLoop:
         else:
             self._heart.heartbeat()
         self._next_heartbeat_s = time.monotonic() + self._heartbeat_s
-
-    def _largest_step_s(self) -> float:
-        """What a step with as many tokens as there may be is expected to take; 0.0 when unknown."""
-        limits = self._engine.scheduler.limits
-        return self._engine.speed.expected_step_s(limits.max_num_batched_tokens, limits.max_num_seqs)
 
     def _let_ranks_go(self) -> None:
         """After a failure, as far as it goes: some rank may be gone, or in the middle of a step."""

@@ -3,7 +3,7 @@
     .venv/bin/python tests/support/chaos.py --rounds 1000 --seed 7
 
 Each round starts 40 streams, lets one fault strike at a random moment while they run, and compares every stream
-with the same one undisturbed: texts, reasons and usage. ``tests/faults/test_chaos.py`` has one round of each fault.
+with the same one undisturbed: texts, reasons and usage. ``tests/operation/test_chaos.py`` has one round of each fault.
 Ends with exit code 1 when anything differed, or was left when the cluster had been stopped.
 """
 

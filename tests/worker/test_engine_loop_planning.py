@@ -98,6 +98,8 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return self.admits and bool(self._waiting or self._running)
 
+    largest_step_s = 0.0
+
     @property
     def num_requests(self) -> int:
         return len(self._waiting) + len(self._running)
