@@ -78,6 +78,10 @@ class GroupClient(GroupLine):
     def lost(self) -> bool:
         return self.lost_since_s is not None
 
+    def connect(self) -> None:
+        """Open the line before there is a request for it: one that has lost its group then need not wait for that."""
+        self._line.open()
+
     async def submit(self, request: Request) -> TokenStream:
         """Hand over a request. Raises GroupLost when the group cannot take it, GroupFull when it will not."""
         if self._line.is_over:

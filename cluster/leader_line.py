@@ -92,7 +92,7 @@ class LeaderLine:
                 connection = await self._connect(self._address)
         except Exception as error:  # mostly OSError, RayError, TimeoutError; at any rate nobody else would learn of it
             self._opening = None
-            self._fail(error)
+            self._fail(self._told(error))
             return
         self._opening = None
         if connection.is_closed:
@@ -100,6 +100,13 @@ class LeaderLine:
         else:
             self._connection = connection
             self._owner.line_opened()
+
+    def _told(self, error: Exception) -> Exception:
+        """A TimeoutError has no words."""
+        if not isinstance(error, TimeoutError):
+            return error
+        what = "told where it listens" if self._address is None else "answered at its address"
+        return TimeoutError(f"the leader has not {what} for {SILENCE_S:.0f} s")
 
     async def _connect(self, address: LineAddress) -> _Connection:
         loop = asyncio.get_running_loop()

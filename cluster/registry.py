@@ -73,7 +73,9 @@ class GroupRegistry:
             lost_since_s = known.lost_since_s
             if lost_since_s is None or asyncio.get_running_loop().time() - lost_since_s < REVIVAL_S:
                 return known
-        return GroupClient(self._gateway_id, generation, leader, self._tls)
+        client = GroupClient(self._gateway_id, generation, leader, self._tls)
+        client.connect()
+        return client
 
     def serving(self) -> list[tuple[GroupEntry, GroupClient]]:
         """Groups that take new requests, as far as is known here."""

@@ -79,10 +79,9 @@ class Worker:
 
     async def address(self) -> tuple[str, int]:
         """Rank 0 of several: where the ranks will meet; the port stays taken until they do."""
-        self._listener = socket.socket()
-        self._listener.bind(("", 0))
-        self._listener.listen()
-        return ray.util.get_node_ip_address(), self._listener.getsockname()[1]
+        host = ray.util.get_node_ip_address()
+        self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return host, self._listener.getsockname()[1]
 
     async def load(self, host: str, port: int) -> dict[str, Any]:
         """Bring up this rank, together with the others of its group; what it has, for people."""

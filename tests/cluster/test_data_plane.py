@@ -113,6 +113,10 @@ class Leader:
         self.line_address = Remote(self._listen, lambda: self.dead)
         self.reset_prefix_cache = Remote(self._reset, lambda: self.dead)
 
+    @property
+    def has_lines(self) -> bool:
+        return bool(self._server._lines)
+
     def die(self) -> None:
         self.dead = True
         self._server.close()
@@ -202,6 +206,22 @@ async def test_a_stream_goes_on_at_the_other_group_when_its_own_dies(cluster: Cl
     assert generation.route.group != first
     assert "octavo_gateway_failovers_total" in cluster.metrics.text()
     assert cluster.metrics["m"].failovers._value.get() == 1
+
+
+async def test_a_stream_that_moves_finds_the_line_to_the_other_group_open(cluster: Cluster) -> None:
+    """Nobody asks a leader for its address then, which may take long while parts of the cluster die."""
+    await cluster.service.groups.refresh()
+    for leader in cluster.leaders.values():
+        while not leader.has_lines:
+            await asyncio.sleep(0.001)
+        leader.line_address = Remote(never, lambda: False)
+    generation = await cluster.service.start(request())
+    first = cluster.leaders[generation.route.group]
+    assert await collect(generation, lambda tokens: first.die() if len(tokens) >= 5 else None) == list(range(1, 41))
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
 
 
 async def test_new_requests_avoid_a_dead_group_at_once_although_the_router_still_lists_it(cluster: Cluster) -> None:

@@ -193,6 +193,28 @@ async def test_the_death_of_a_leader_is_noticed_on_an_idle_line(leader: Counting
             await asyncio.sleep(0.001)
 
 
+async def test_the_death_of_a_leader_is_noticed_on_a_line_that_was_never_used(
+    leader: CountingLeader, client: GroupClient
+) -> None:
+    client.connect()
+    async with asyncio.timeout(5.0):
+        while not leader.server._lines:
+            await asyncio.sleep(0.001)
+        leader.server.close()
+        while not client.lost:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_leader_that_does_not_say_where_it_listens_is_dead_and_the_log_says_so(
+    leader: CountingLeader, client: GroupClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leader_line, "SILENCE_S", 0.05)
+    monkeypatch.setattr(leader, "remote", never)
+    with pytest.raises(GroupLost):
+        await client.submit(request())
+    assert "the leader has not told where it listens" in caplog.text
+
+
 async def test_a_leader_that_answers_nothing_is_dead_after_a_while(
     leader: CountingLeader, client: GroupClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

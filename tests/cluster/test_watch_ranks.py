@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import AuthenticationError, RayActorError
 
 from octavo.cluster.watch import ranks
 from octavo.cluster.watch.top import ray_source
@@ -94,5 +94,7 @@ def test_every_router_that_answers_is_heard_and_others_only_once(joined: Callabl
 def test_a_cluster_that_there_is_not_is_said(joined: Callable[..., RaySource]) -> None:
     with pytest.raises(ConfigurationError, match=r"--address: no Ray can be joined at 127.0.0.1:6379: refused"):
         joined({}, ConnectionError("refused\nat length"))
+    with pytest.raises(ConfigurationError, match=r"--address: no Ray can be joined at .*: invalid token"):
+        joined({}, AuthenticationError("invalid token\nat length"))
     with pytest.raises(NotWatched, match="--app-name"):
         joined({}).metrics()

@@ -78,6 +78,13 @@ def test_the_path_of_the_api_moves_probes_and_scrapes_with_it() -> None:
     assert rendered.serve_config["applications"][0]["route_prefix"] == "/chat"
 
 
+def test_of_several_models_one_that_follows_load_keeps_octavo_scale_out() -> None:
+    """Serve takes the number of groups from one of the two, for the whole application."""
+    models = [{"model": "one", "max_replicas": 2}, {"model": "other"}]
+    rendered = Rendered(tuple(helm_template("--set-json", f"serve.args.models={json.dumps(models)}")))
+    assert "external_scaler_enabled" not in rendered.serve_config["applications"][0]
+
+
 def test_a_redis_of_one_s_own_replaces_the_chart_s() -> None:
     options = ("--set", "redis.enabled=true", "--set", "redis.address=redis.data.svc:6379")
     rendered = Rendered(tuple(helm_template(*options)))

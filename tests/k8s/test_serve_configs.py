@@ -66,6 +66,12 @@ def test_groups_are_added_where_pods_can_be(rendered: Rendered) -> None:
     assert ("max_replicas" in rendered.serve_args) == scales
 
 
+def test_octavo_scale_sets_the_number_of_groups_where_load_does_not(rendered: Rendered) -> None:
+    """Serve takes it from one of the two."""
+    (application,) = ServeDeploySchema.model_validate(rendered.serve_config).applications
+    assert application.external_scaler_enabled == ("max_replicas" not in rendered.serve_args)
+
+
 def capacity(rendered: Rendered) -> dict[str, float]:
     """Of a worker pod, as KubeRay tells Ray."""
     limits = container(rendered.worker_pod)["resources"]["limits"]

@@ -25,7 +25,7 @@ class RaySource:
         set_environment(auth_environment(read_environment(), joining=True))
         try:
             ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:  # of Ray itself: a wrong token
             reason = str(error).strip().split("\n")[0]
             raise ConfigurationError(f"--address: no Ray can be joined at {address}: {reason}") from error
         self._app_name = app_name

@@ -93,6 +93,13 @@ lifecycle:
 {{ trimSuffix "/" .Values.serve.routePrefix }}
 {{- end }}
 
+{{/* Whether the number of any model's groups follows load: Serve then takes it from nobody else. Empty: no. */}}
+{{- define "octavo.followsLoad" -}}
+{{- range prepend (.Values.serve.args.models | default list) .Values.serve.args }}
+{{- with .max_replicas }}yes{{ end }}
+{{- end }}
+{{- end }}
+
 {{/* The Serve config. */}}
 {{- define "octavo.serveConfig" -}}
 {{- $args := deepCopy .Values.serve.args -}}
@@ -105,6 +112,9 @@ applications:
   - name: octavo
     route_prefix: {{ .Values.serve.routePrefix }}
     import_path: octavo.cluster.application:build
+    {{- if not (include "octavo.followsLoad" .) }}
+    external_scaler_enabled: true
+    {{- end }}
     args:
       {{- toYaml $args | nindent 6 }}
 {{- end }}
