@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from line_certificates import tls_files
+from certificates import tls_files
 
 from octavo.cluster.environment import bare_environment, ray_tls, read_environment, setting_variables
 from octavo.worker.errors import ConfigurationError

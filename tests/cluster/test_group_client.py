@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import tls_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from line_certificates import tls_files
 
 from octavo.cluster import leader_line
 from octavo.cluster.group_client import GroupClient, GroupFull

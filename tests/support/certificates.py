@@ -1,4 +1,4 @@
-"""Certificates for the token lines of one machine."""
+"""Certificates for servers of one machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from cryptography.x509.oid import NameOID
 from octavo.worker.line_tls import TlsFiles
 
 
-def tls_files(folder: Path) -> TlsFiles:
-    """A certificate for 127.0.0.1 that is its own authority, in a new folder."""
-    folder.mkdir()
+def write_certificate(folder: Path, name: str, password: bytes | None = None) -> None:
+    """``name.crt`` for localhost and 127.0.0.1, which is its own authority, and ``name.key``."""
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a node")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     begin = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -29,11 +28,18 @@ def tls_files(folder: Path) -> TlsFiles:
         .serial_number(x509.random_serial_number())
         .not_valid_before(begin - datetime.timedelta(days=1))
         .not_valid_after(begin + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    form, lock = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (folder / "node.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "node.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
+    lock = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / f"{name}.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
+
+
+def tls_files(folder: Path) -> TlsFiles:
+    """Of a node's token lines, in a new folder."""
+    folder.mkdir()
+    write_certificate(folder, "node")
     return TlsFiles(folder / "node.crt", folder / "node.key", folder / "node.crt")
