@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, cast
 from ..worker.line_frames import FrameReader, LineAddress, framed, prepare
 from ..worker.messages import SubmitAnswer, TokenFrame
 from ..worker.wire import WireError, unpack_any
+from .silence import Silence
 
 SILENCE_S = 5.0
 """A leader that owes an answer and has not been heard for so long is taken for dead: it answers a poll each second. A
@@ -147,7 +148,7 @@ class _Connection(asyncio.Protocol):
         self._line = line
         self._secret = secret
         self._frames = FrameReader()
-        self._num_silent_ticks = 0
+        self._silence = Silence(SILENCE_S, _TICK_S)
         self.has_heard = False
         self.is_closed = False
 
@@ -164,7 +165,8 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        self.has_heard, self._num_silent_ticks = True, 0
+        self.has_heard = True
+        self._silence.is_over()
         try:
             for packed in self._frames.feed(data):
                 self._line.received(unpack_any(packed, _KINDS))
@@ -177,9 +179,9 @@ class _Connection(asyncio.Protocol):
         self._line.lost(self, error or ConnectionResetError("the leader has closed the line"))
 
     def _tick(self) -> None:
-        """Silence is counted in ticks, so that a gateway that was stopped itself does not blame the leader."""
-        self._num_silent_ticks = self._num_silent_ticks + 1 if self._line.awaits_answer else 0
-        if self._num_silent_ticks * _TICK_S > SILENCE_S:
+        if not self._line.awaits_answer:
+            self._silence.is_over()
+        elif self._silence.lasts_too_long():
             self._line.lost(self, TimeoutError(f"the leader has said nothing for {SILENCE_S:.0f} s"))
-        else:
-            self._ticks = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+            return
+        self._ticks = asyncio.get_running_loop().call_later(_TICK_S, self._tick)

@@ -12,10 +12,11 @@ from typing import Any
 
 from ray.exceptions import RayError
 
+from .silence import Silence
+
 PULSE_S = 0.5
 MOST_MISSED = 6
-"""Pulses without an answer after which a rank is given up: 3 s. They are counted by the watcher's own event loop, so
-that a machine that stood still as a whole counts for nothing."""
+"""Pulses without an answer after which a rank is given up: 3 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +50,22 @@ async def _end(worker: Any) -> RankEnd:
 
 
 async def _silence(worker: Any, rank: int, pulse_s: float) -> RankEnd:
-    missed = 0
+    silence = Silence(MOST_MISSED * pulse_s, pulse_s)
     answer: asyncio.Future[Any] | None = None
-    while missed < MOST_MISSED:
+    while True:
         answer = answer or asyncio.ensure_future(worker.health.remote())
         done, _ = await asyncio.wait({answer}, timeout=pulse_s)
         if not done:
-            missed += 1
+            if silence.lasts_too_long():
+                return RankEnd(f"rank {rank} has not answered for {MOST_MISSED * pulse_s:g} s", hangs=True)
             continue
         try:
             answer.result()
         except RayError as error:
             return RankEnd(_last_line(error), hangs=True)
-        missed, answer = 0, None
+        answer = None
         await asyncio.sleep(pulse_s)
-    return RankEnd(f"rank {rank} has not answered for {MOST_MISSED * pulse_s:g} s", hangs=True)
+        silence.is_over()
 
 
 def _last_line(error: RayError) -> str:

@@ -26,6 +26,7 @@ from .grammar_desk import GrammarDesk
 from .lifeline import die_with_parent, process_start_s, write_stacks, write_stacks_on_signal
 from .line_frames import LineAddress
 from .line_tls import TlsFiles, leader_context
+from .listen import listen_on
 from .logs import configure_logs
 from .messages import Request, TokenFrame
 from .metrics import metrics_text
@@ -80,7 +81,7 @@ class Worker:
     async def address(self) -> tuple[str, int]:
         """Rank 0 of several: where the ranks will meet; the port stays taken until they do."""
         host = ray.util.get_node_ip_address()
-        self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._listener = listen_on(host)
         return host, self._listener.getsockname()[1]
 
     async def load(self, host: str, port: int) -> dict[str, Any]:

@@ -82,10 +82,9 @@ class Reducer:
 
     def address(self) -> tuple[str, int]:
         """Rank 0: where the ranks meet."""
-        self._listener = socket.socket()
-        self._listener.bind(("", 0))
-        self._listener.listen()
-        return ray.util.get_node_ip_address(), self._listener.getsockname()[1]
+        host = ray.util.get_node_ip_address()
+        self._listener = listen_on(host)
+        return host, self._listener.getsockname()[1]
 
     def run(self, order: RankOrder) -> tuple[str, int, float]:
         fd = None if self._listener is None else self._listener.detach()

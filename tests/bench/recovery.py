@@ -46,8 +46,6 @@ NUM_STREAMS = 9
 MAX_TOKENS = 120
 FAULT_AT = 20
 """Tokens that every stream has when the fault comes."""
-UNUSUAL = 3.0
-"""A gap between tokens so many times longer than the median one is where a stream moved."""
 
 
 @dataclass
@@ -58,13 +56,14 @@ class Watched:
     times: list[float] = field(default_factory=list)
 
     def standstill_s(self, moment: float) -> float:
-        """Seconds from ``moment`` to the end of the first gap after it that is none of the usual ones; 0.0 if there is
-        none. Later ones are those of a new group that comes up on the same cores."""
+        """Of a stream that moved: seconds from ``moment`` to the first token of the other group; 0.0 if none came.
+
+        Its own group's last step may still have been under way: what comes within a usual gap counts as that. Not the
+        longest gap: one of a second or two follows, in all streams, when a new group starts on the same cores.
+        """
         before = [at for at in self.times if at <= moment]
         usual = statistics.median(after - earlier for earlier, after in itertools.pairwise(before))
-        times = [moment, *(at for at in self.times if at > moment)]
-        gaps = ((end - begin, end) for begin, end in itertools.pairwise(times))
-        return next((end - moment for gap, end in gaps if gap > UNUSUAL * usual), 0.0)
+        return next((at - moment for at in self.times if at > moment + usual), 0.0)
 
 
 def groups(cluster: chaos.Cluster) -> set[str]:

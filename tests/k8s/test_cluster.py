@@ -78,6 +78,7 @@ def test_two_clusters_never_share_their_state(rendered: Rendered) -> None:
 
 
 def test_every_ray_pod_is_closed_but_for_its_own(rendered: Rendered) -> None:
+    """Among themselves on all ports: leaders' token lines, where ranks meet, and much of Ray have any that is free."""
     spec = rendered.of_kind("NetworkPolicy")["octavo-cluster"]["spec"]
     assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
     for pod in rendered.ray_pods.values():

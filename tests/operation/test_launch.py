@@ -14,6 +14,7 @@ import pytest
 from openai import OpenAI
 
 from octavo.cluster.environment import default_cache_dir
+from octavo.cluster.hosts.processes import ProcessId
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 SHELL = f"{sys.executable} {Path(__file__).parent.parent / 'support' / 'local_shell.py'}"
@@ -67,13 +68,13 @@ def test_a_cluster_on_two_hosts_answers_and_is_wholly_gone_after_stop(hosts: Pat
     assert "FAULT" not in doctor.stdout, doctor.stdout + doctor.stderr
     assert "all-reduce    127.0.0.2 127.0.0.3  group 0: 4 MiB in" in doctor.stdout
 
-    started = {process["pid"] for member in state["members"] for process in member["processes"]}
-    assert started & set(psutil.pids())
+    started = [ProcessId(**process) for member in state["members"] for process in member["processes"]]
+    assert any(process.is_alive for process in started)
     stopped = octavo("stop", NAME, timeout_s=150)
     assert stopped.returncode == 0, stopped.stderr
     left = [psutil.Process(pid) for pid in set(psutil.pids()) - before if is_of(state["id"], pid)]
     assert left == []
-    assert not started & set(psutil.pids())
+    assert not any(process.is_alive for process in started)
     assert not (default_cache_dir() / "clusters" / f"{NAME}.json").exists()
     assert "nothing to stop" in octavo("stop", NAME, timeout_s=30).stderr
 
