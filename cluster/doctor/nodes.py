@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from ...worker.listen import listen_on
 from ..config import ServeConfig
 from ..demands import demands_of
 from ..hosts.launch import said
