@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import chaos
+import pytest
 
 SEED = 7
 FAULTS = (
@@ -16,6 +17,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.timeout(600)
 def test_every_stream_comes_out_as_if_nothing_had_happened() -> None:
     """And nothing of the cluster is left when it has been stopped."""
     with chaos.cluster() as cluster:

@@ -78,9 +78,10 @@ class ScriptedLeader:
         self._server.close()
 
     async def _listen(self) -> LineAddress:
-        if self._is_dead:
-            raise RayActorError
         self._address = self._address or await self._server.open("127.0.0.1")
+        if self._is_dead:
+            self._server.close()
+            raise RayActorError
         return self._address
 
     # ---- asked by the gateway's line ----
