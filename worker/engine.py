@@ -258,8 +258,9 @@ class Engine:
         return _UnderWay(step, self._executor.launch(step.plan, rows), now)
 
     def _note_admitted(self, sequence: Sequence, now: float) -> None:
-        live = self._live[sequence.request.request_id]
-        if live.admitted_s is None:
+        """It may have ended since: admitted where no step came of it, and given up before the next one."""
+        live = self._live.get(sequence.request.request_id)
+        if live is not None and live.admitted_s is None and any(each is sequence for each in live.sequences):
             live.admitted_s = now
             self.counters.queue_s.add(now - live.received_s)
 
