@@ -36,12 +36,13 @@ def models(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     (plain / "chat_template.jinja").write_text(TEMPLATE)
     config = folder / "octavo.yaml"
     models = [
-        {"served_model_name": "cluster", "replicas": 2, "max_num_seqs": 16, "max_model_len": 2048},
+        {"served_model_name": "cluster", "replicas": 2, "max_num_seqs": 16, "max_model_len": 2048}
+        | {"kv_cache_memory_bytes": "512MiB"},
         {"served_model_name": "short", "replicas": 1, "max_model_len": 256, "max_num_seqs": 4}
         | {"num_gpu_blocks_override": 18, "chat_template": str(template)},
         {"served_model_name": "base", "model": str(base), "replicas": 1, "num_gpu_blocks_override": 64},
         {"served_model_name": "smollm2", "model": str(plain), "replicas": 2, "generation_config": "none"}
-        | {"max_output_tokens": 12, "max_model_len": 512},
+        | {"max_output_tokens": 12, "max_model_len": 512, "kv_cache_memory_bytes": "512MiB"},
     ]
     config.write_text(json.dumps({"num_gateways": 2, "models": models}))  # which is YAML too
     server = ServeProcess("--config", str(config))
