@@ -81,6 +81,7 @@ WRONG_FIELDS = [
     ("BUG-001", {"logit_bias": {"-5": 1}}, "logit_bias"),
     ("", {"frequency_penalty": 2.1}, "frequency_penalty"),
     ("", {"repetition_penalty": 101}, "repetition_penalty"),
+    ("", {"repetition_penalty": 5e-324}, "repetition_penalty"),
     ("BUG-037", {"prompt_logprobs": 21}, "prompt_logprobs"),
     ("BUG-037", {"prompt_logprobs": -1}, "prompt_logprobs"),
     ("", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),

@@ -23,6 +23,8 @@ MAX_CHOICES = 1024
 """Choices of one HTTP request, over all of its prompts."""
 MAX_BEAM_WIDTH = 64
 MAX_LENGTH_PENALTY = 10.0
+MIN_REPETITION_PENALTY = 0.01
+"""Logits are divided by it: with less they would not be finite for long."""
 MAX_REPETITION_PENALTY = 100.0
 MAX_LOGIT_BIAS = 100.0
 MAX_BIASED_TOKENS = 4096
@@ -38,7 +40,7 @@ _TOKEN_KEY = re.compile(r"[0-9]{1,10}")
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Identifier = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-RepetitionPenalty = Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY, allow_inf_nan=False)]
+RepetitionPenalty = Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY, allow_inf_nan=False)]
 
 
 class Body(BaseModel):

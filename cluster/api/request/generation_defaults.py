@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ....worker.errors import ConfigurationError
 from ..text.model_files import read_json
-from .fields import MAX_REPETITION_PENALTY
+from .fields import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 
 NONE = "none"
 AUTO = "auto"
@@ -66,7 +66,7 @@ _RULES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "top_k": ("a whole number of 64 bits, -1 or more", _is_top_k),
     "min_p": ("from 0 to 1", lambda value: 0 <= value <= 1),
     "repetition_penalty": (
-        f"above 0 and at most {MAX_REPETITION_PENALTY:g}",
-        lambda value: 0 < value <= MAX_REPETITION_PENALTY,
+        f"from {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}",
+        lambda value: MIN_REPETITION_PENALTY <= value <= MAX_REPETITION_PENALTY,
     ),
 }

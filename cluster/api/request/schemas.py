@@ -13,7 +13,7 @@ OpenAI or vLLM knows and that means nothing here is accepted with the values of 
 | use_beam_search, beam_width 1..64 | yes; the latter is Octavo's own, and n by default; see ``beams.py`` | |
 | length_penalty -10..10, early_stopping | yes, with beam search | 1, false (without beam search) |
 | temperature 0..2, top_p (0, 1], top_k, min_p 0..1 | yes; defaults by ``generation_defaults.py``; top_k 0, -1: off | |
-| presence_penalty, frequency_penalty -2..2, repetition_penalty (0, 100] | yes | |
+| presence_penalty, frequency_penalty -2..2, repetition_penalty 0.01..100 | yes | |
 | logit_bias, allowed_token_ids, bad_words | yes; up to 4,096 biases of -100..100, 256 words | |
 | max_tokens, max_completion_tokens | yes; the latter wins; by default what the context and the server's limit leave | |
 | max_tokens 0 | yes, with echo or prompt_logprobs | |
