@@ -23,7 +23,7 @@ TEMPLATE = (
 """Unlike the model's own it adds no system prompt."""
 OWN_DEFAULTS = {"temperature": 0.6, "top_k": 1, "top_p": 0.9, "repetition_penalty": 1.2, "max_new_tokens": 5}
 
-CANARY = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
+CANARY = {"prompt": "The capital of France is", "max_tokens": 3, "temperature": 0}
 
 
 @pytest.fixture(scope="package")
