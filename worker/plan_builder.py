@@ -49,7 +49,7 @@ class ScheduledStep:
     completed: tuple[Sequence, ...] = ()
     """Sequences that draw nothing, computed to their end: with this step they are over."""
     admitted: tuple[Sequence, ...] = ()
-    """Sequences that were admitted for the first time since the step before."""
+    """Sequences that were admitted for the first time since the step before; they may have ended since."""
 
     @property
     def num_prefill_tokens(self) -> int:
