@@ -101,6 +101,11 @@ def test_pods_without_a_group_s_leader_have_a_gateway(rendered: Rendered) -> Non
         assert rendered.serve_args["max_gateways_per_node"] == 1
 
 
+def test_gateways_do_not_share_a_pod(rendered: Rendered) -> None:
+    """Connections do not outlive their gateway's pod: one pod less, one gateway less."""
+    assert rendered.serve_args.get("num_gateways", 1) == 1 or rendered.serve_args["max_gateways_per_node"] == 1
+
+
 def test_keys_of_the_api_are_a_file_that_is_mounted(rendered: Rendered) -> None:
     mounts = {mount["mountPath"]: mount for mount in container(rendered.worker_pod)["volumeMounts"]}
     assert "api_key" not in rendered.serve_args

@@ -45,6 +45,8 @@ capabilities:
   value: "leastconn\n    no option splice-request\n    no option splice-response"
 - name: RAY_SERVE_HAPROXY_LOG_TARGET
   value: "127.0.0.1:514 local0 info\n    tune.sndbuf.client 65536\n    tune.rcvbuf.server 65536\n    #"
+- name: RAY_worker_niceness
+  value: "0"
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
 - name: TOKENIZERS_PARALLELISM
