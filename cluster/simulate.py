@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,22 +26,7 @@ from ..router.simulator.table import table, table_rows
 from ..router.simulator.trace_files import read_trace
 from ..router.simulator.traces import Trace
 from ..worker.errors import ConfigurationError
-
-
-class _Number(click.FloatRange):
-    """Neither infinite nor NaN."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
-
-
-_ABOVE_0 = _Number(min=0.0, min_open=True)
-_SHARE = _Number(min=0.0, max=1.0)
-_COUNT = click.IntRange(min=1)
-_FILE = click.Path(path_type=Path)
+from .command_values import ABOVE_0, COUNT, FILE, SHARE, Number, require_writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,31 +68,31 @@ def simulate_parameters() -> list[click.Parameter]:
         return click.Option([name], help=help, show_default=True, **fields)
 
     return [
-        option("--trace", "Mooncake JSONL, Azure CSV, or recorded by octavo; .gz too.", type=_FILE, required=True),
-        option("--prefixes", "Draw the prompts' common prefixes from this other trace.", type=_FILE),
+        option("--trace", "Mooncake JSONL, Azure CSV, or recorded by octavo; .gz too.", type=FILE, required=True),
+        option("--prefixes", "Draw the prompts' common prefixes from this other trace.", type=FILE),
         option("--policy", "Repeat it to compare.", type=click.Choice(POLICIES), multiple=True, default=("cost",)),
         option("--groups", "Worker groups.", type=click.IntRange(1, 10_000), default=4),
         option("--setup", "GPU, Llama-3.1 model and TP of a group.", type=click.Choice([*SETUPS]), default="h100-8b"),
-        option("--step-times", "Fit the times of steps to this benchmark's last line instead.", type=_FILE),
-        option("--kv-tokens", "Room for KV in a group.  [default: what the setup leaves]", type=_COUNT),
+        option("--step-times", "Fit the times of steps to this benchmark's last line instead.", type=FILE),
+        option("--kv-tokens", "Room for KV in a group.  [default: what the setup leaves]", type=COUNT),
         option("--block-size", "Tokens of a KV block.", type=click.IntRange(1, 4096), default=16),
         option("--max-num-seqs", "Sequences that a group runs at once.", type=click.IntRange(1, 4096), default=256),
-        option("--max-num-batched-tokens", "Tokens of a step.", type=_COUNT, default=8192),
-        option("--target-itl-ms", "Keep steps within this time.  [default: no target]", type=_ABOVE_0),
-        option("--speed", "Compress the trace's time so many times.", type=_ABOVE_0, default=1.0),
-        option("--repeat", "Run the trace so often, with new prompts each time.", type=_COUNT, default=1),
-        option("--num-requests", "Only the first so many.  [default: all]", type=_COUNT),
-        option("--submit-delay-ms", "From gateway to group.", type=_Number(min=0.0), default=2.0),
-        option("--report-delay-ms", "From group to router.", type=_Number(min=0.0), default=10.0),
-        option("--report-pause-ms", "Between two reports of a group.", type=_Number(min=0.0), default=10.0),
+        option("--max-num-batched-tokens", "Tokens of a step.", type=COUNT, default=8192),
+        option("--target-itl-ms", "Keep steps within this time.  [default: no target]", type=ABOVE_0),
+        option("--speed", "Compress the trace's time so many times.", type=ABOVE_0, default=1.0),
+        option("--repeat", "Run the trace so often, with new prompts each time.", type=COUNT, default=1),
+        option("--num-requests", "Only the first so many.  [default: all]", type=COUNT),
+        option("--submit-delay-ms", "From gateway to group.", type=Number(min=0.0), default=2.0),
+        option("--report-delay-ms", "From group to router.", type=Number(min=0.0), default=10.0),
+        option("--report-pause-ms", "Between two reports of a group.", type=Number(min=0.0), default=10.0),
         option("--seed", "Of what policies choose at random.", type=int, default=0),
-        option("--slo-ttft", "Seconds to the first token that are good enough.", type=_ABOVE_0, default=2.0),
-        option("--slo-itl", "Mean seconds between tokens that are good enough.", type=_ABOVE_0, default=0.05),
-        option("--event-loss", "Share of the messages of KV events that never arrive.", type=_SHARE, default=0.0),
-        option("--event-reorder", "Share that the next one overtakes.", type=_SHARE, default=0.0),
-        option("--event-duplicate", "Share that comes twice.", type=_SHARE, default=0.0),
-        option("--plot", "Draw the results into this PNG file.", type=_FILE),
-        option("--html", "Write table, figure and conditions as one page into this file.", type=_FILE),
+        option("--slo-ttft", "Seconds to the first token that are good enough.", type=ABOVE_0, default=2.0),
+        option("--slo-itl", "Mean seconds between tokens that are good enough.", type=ABOVE_0, default=0.05),
+        option("--event-loss", "Share of the messages of KV events that never arrive.", type=SHARE, default=0.0),
+        option("--event-reorder", "Share that the next one overtakes.", type=SHARE, default=0.0),
+        option("--event-duplicate", "Share that comes twice.", type=SHARE, default=0.0),
+        option("--plot", "Draw the results into this PNG file.", type=FILE),
+        option("--html", "Write table, figure and conditions as one page into this file.", type=FILE),
         click.Option(["--json"], is_flag=True, help="Print the figures as one line of JSON last."),
     ]
 
@@ -116,7 +100,7 @@ def simulate_parameters() -> list[click.Parameter]:
 def simulate(options: SimulateOptions) -> None:
     """Run each policy in turn and print what came of it. Raises ConfigurationError before anything is simulated."""
     for flag, path in (("--plot", options.plot), ("--html", options.html)):
-        _require_writable(flag, path)
+        require_writable(flag, path)
     trace, config = _trace(options), _config(options)
     config.check(trace)
     results: dict[str, Result] = {}
@@ -138,24 +122,12 @@ def _show(options: SimulateOptions, trace: Trace, results: dict[str, Result], wa
     if options.plot is not None:
         write_png(options.plot, results, hit_rate, slo_s)
     if options.html is not None:
-        options.html.write_text(page(trace.name, summary, rows, svg(results, hit_rate, slo_s), conditions))
+        drawings = [svg(results, hit_rate, slo_s)]
+        options.html.write_text(page("octavo simulate", trace.name, [summary], rows, drawings, conditions))
     if options.json:
         policies = {name: result.figures(*slo_s) | {"wall_s": wall_s[name]} for name, result in results.items()}
         figures = {"conditions": conditions, "infinite_cache_hit_rate": hit_rate, "policies": policies}
         click.echo(orjson.dumps(figures).decode())
-
-
-def _require_writable(flag: str, path: Path | None) -> None:
-    if path is None:
-        return
-    is_new = not path.exists()
-    try:
-        with path.open("ab"):
-            pass
-        if is_new:
-            path.unlink()
-    except OSError as error:
-        raise ConfigurationError(f"{flag}: {path}: {error.strerror or error}") from error
 
 
 def _run(config: SimulationConfig, trace: Trace, policy: PolicyName) -> Result:
