@@ -9,14 +9,24 @@ A block is in exactly one of four states::
     fenced    nobody holds it, but a step under way may touch it:     queue, by the step that must be over
               free or cached once that step is over
 
-Every operation is O(1). The pool knows nothing of tokens: the prefix cache says which blocks are findable and is told
-when one is taken for something new.
+Every operation of a step is O(1). The pool knows nothing of tokens: the prefix cache says which blocks are findable and
+is told when one is taken for something new.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+
+class BlockStates(NamedTuple):
+    """What tells the state of every block; indexed by block id."""
+
+    reference_counts: Sequence[int]
+    findable: bytes
+    fenced: Sequence[int]
+    """Ids of those that are."""
 
 
 class BlockPool:
@@ -56,6 +66,10 @@ class BlockPool:
     def num_cached_blocks(self) -> int:
         """Blocks that can be allocated and that the prefix cache can still find."""
         return len(self._cached)
+
+    def states(self) -> BlockStates:
+        """A copy; the one operation here that is not O(1): milliseconds for a million blocks."""
+        return BlockStates(self._reference_counts[:], bytes(self._findable), list(self._fenced))
 
     def reference_count(self, block: int) -> int:
         return self._reference_counts[block]

@@ -7,8 +7,10 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from page_runs import expand
 
 from octavo.worker.block_pool import BlockPool
+from octavo.worker.pool_state import STATES, PoolCopy, pool_state
 
 LEAST_OPERATIONS = 420
 """In a row on one pool."""
@@ -356,6 +358,15 @@ class PoolAgainstModel:
         assert self.pool.num_fenced_blocks == len(self.fenced)
         assert self.pool.num_held_blocks == len(counts)
         assert all(self.pool.reference_count(block) == count for block, count in counts.items())
+        self._picture_agrees(counts)
+
+    def _picture_agrees(self, counts: Counter[int]) -> None:
+        states = {block: "w" if count == 1 else "s" for block, count in counts.items()}
+        states |= dict.fromkeys(self.free, "f") | dict.fromkeys(self.cached, "c")
+        states |= {block: "x" for block, _ in self.fenced}
+        state = pool_state(PoolCopy(self.pool.states(), 16, 0, 0, 8, ()))
+        assert expand(state.pages) == "".join(states[block] for block in range(self.pool.num_blocks))
+        assert state.num_blocks_by_state == {letter: [*states.values()].count(letter) for letter in STATES}
 
 
 OPERATIONS = (

@@ -73,13 +73,18 @@ def _check(options: dict[str, Any]) -> None:
         raise ConfigurationError("--group says nothing without --profile")
     if options["profile"] is not None and options["address"]:
         raise ConfigurationError("--profile asks the API; leave out --address")
+    if options["profile"] is not None and options["once"]:
+        raise ConfigurationError("--once says nothing with --profile")
 
 
 def _source(options: dict[str, Any]) -> Source:
     if options["address"]:
+        from ...joining import join
+
+        address = join(options["address"])
         from .ray_source import RaySource
 
-        return RaySource(options["address"], options["app_name"])
+        return RaySource(address, options["app_name"])
     return _http_source(options)
 
 

@@ -23,17 +23,21 @@ class Samples:
     def __init__(self, text: str) -> None:
         self._of: dict[str, dict[tuple[tuple[str, str], ...], float]] = defaultdict(dict)
         for name, labels, value in _SERIES.findall(text):
-            self._of[name][tuple(_labels(labels))] = float(value)
+            self._of[name][tuple(sorted(_labels(labels)))] = float(value)
 
     def __bool__(self) -> bool:
         return bool(self._of)
 
     def series(self, name: str, **wanted: str) -> Iterator[tuple[Labels, float]]:
         """Series of this name that have these labels."""
+        pairs = wanted.items()
         for labels, value in self._of.get(name, {}).items():
-            found = dict(labels)
-            if all(found.get(label) == text for label, text in wanted.items()):
-                yield found, value
+            if all(pair in labels for pair in pairs):
+                yield dict(labels), value
+
+    def exactly(self, name: str, labels: Labels) -> float | None:
+        """The value of the series with these labels and no other; None where there is none."""
+        return self._of.get(name, {}).get(tuple(sorted(labels.items())))
 
     def total(self, name: str, **wanted: str) -> float:
         """Their sum; 0.0 without any."""
@@ -64,7 +68,7 @@ class Window:
         return sum(grown) / self._seconds
 
     def _grown(self, name: str, labels: Labels, value: float) -> float:
-        before = self._before.value(name, **labels) or 0.0
+        before = self._before.exactly(name, labels) or 0.0
         return value - before if value >= before else value
 
     def quantile(self, name: str, share: float, **wanted: str) -> float | None:
