@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -25,12 +24,18 @@ class TokenStream:
     """The updates of one request from one group, in order, without repeats; ``positions`` are those it begins at."""
 
     def __init__(self, positions: dict[int, int]) -> None:
+        self.loss: GroupLost | None = None
+        """Set when the group is lost; no update comes after it."""
         self._waiting: list[SequenceUpdate] = []
-        self._loss: GroupLost | None = None
-        self._news: asyncio.Future[None] | None = None
-        """What the reader waits for. A queue would take longer for each token than all else here."""
+        self._wake = nobody
         self._next_position = positions
         self._next_prompt_position = FIRST_PROMPT_POSITION
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called whenever there is something to take, or the group is lost; at once if there is."""
+        self._wake = wake
+        if self._waiting or self.loss is not None:
+            wake()
 
     def put(self, update: SequenceUpdate) -> bool:
         """Add an update, without what an earlier one brought. False when something before it is missing."""
@@ -42,31 +47,25 @@ class TokenStream:
         self._next_prompt_position += len(fresh.prompt_logprobs)
         if fresh.token_ids or fresh.prompt_logprobs or fresh.finish_reason is not None:
             self._waiting.append(fresh)
-            self._wake_reader()
+            self._wake()
         return True
 
     def lose(self, loss: GroupLost) -> None:
         """No update will come any more."""
-        self._loss = self._loss or loss
-        self._wake_reader()
+        self.loss = self.loss or loss
+        self._wake()
 
-    async def take(self) -> Sequence[SequenceUpdate]:
-        """What has come since the last call, at least something. Raises GroupLost after the last of it when the group
-        is lost.
+    def take(self) -> Sequence[SequenceUpdate]:
+        """What has come since the last call.
 
         What has gathered while the reader was busy, with a slow client say, comes as one update for each branch.
         """
-        while not self._waiting:
-            if self._loss is not None:
-                raise self._loss
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
         waiting, self._waiting = self._waiting, []
         return joined(waiting) if len(waiting) > 1 else waiting
 
-    def _wake_reader(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+
+def nobody() -> None:
+    """Is woken where nobody listens."""
 
 
 def joined(updates: Sequence[SequenceUpdate]) -> list[SequenceUpdate]:

@@ -6,6 +6,7 @@ What it finds is in the metrics as soon as it is known, and stays with the meter
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from ...worker.messages import FinishReason
 from .metrics import GatewayMetrics, harmless
@@ -13,6 +14,21 @@ from .service import Generation, GenerationRequest, Route
 
 MOST_KEPT_CHARS = 1000
 """Of an output, for the log, where that is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one worker group did of a request: the first that gave a token, or one that went on after another was
+    lost."""
+
+    group: str
+    since_s: float
+    """When it had been placed, or the last token of the group before had come."""
+    phases: tuple[float, float]
+    """Seconds in the group's queue, and from there to the first token here."""
+    token_s: float
+    """When that came."""
+    num_tokens_before: int
 
 
 class RequestMeter:
@@ -28,8 +44,8 @@ class RequestMeter:
         """When a worker group had taken it."""
         self.first_token_s: float | None = None
         self.ended_s: float | None = None
-        self.phases: tuple[float, float] | None = None
-        """Of the first worker group that began it: seconds in its queue, and from there to the first token."""
+        self.parts: list[Part] = []
+        """One for each worker group that gave tokens."""
         self.num_output_tokens = 0
         """Of all branches."""
         self.num_cached_tokens = 0
@@ -64,8 +80,8 @@ class RequestMeter:
         if num_cached_tokens is not None:
             self.num_cached_tokens += num_cached_tokens
             self._metrics.cached_tokens.inc(num_cached_tokens)
-        if phases is not None and self.phases is None:
-            self.phases = phases
+        if phases is not None:
+            self._begin_part(phases)
         if count == 0:
             return
         now = time.perf_counter()
@@ -75,6 +91,13 @@ class RequestMeter:
         self._num_of[branch] = self._num_of.get(branch, 0) + count
         self.num_output_tokens += count
         self._metrics.tokens.add(count, None if last is None else (now - last) / count)
+
+    def _begin_part(self, phases: tuple[float, float]) -> None:
+        """A worker group gives its first token."""
+        route, placed_s = self.route, self.placed_s or self.arrival_s
+        since_s = max(self._last.values(), default=placed_s)
+        group = "" if route is None else route.group
+        self.parts.append(Part(group, since_s, phases, time.perf_counter(), self.num_output_tokens))
 
     def keep(self, text: str) -> None:
         """More text of the first branch; what is beyond the limit is dropped."""
@@ -107,8 +130,8 @@ class RequestMeter:
             self._count_prompt()
         if self._prompt_counted:
             self._tell_sizes()
-        if self.phases is not None:
-            self._tell_phases(*self.phases)
+        if self.parts:
+            self._tell_phases(*self.parts[0].phases)
 
     def _tell_sizes(self) -> None:
         metrics, request = self._metrics, self.request

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from ...worker.messages import FinishReason, Pooling, SamplingParams, TokenLogprobs
+from ...worker.pool_state import PoolState
 from ...worker.spec import SchedulingPolicy
 from .request.generation_defaults import GenerationDefaults
 
@@ -104,10 +105,16 @@ class Generation(Protocol):
     @property
     def route(self) -> Route: ...
 
-    def tokens(self) -> AsyncIterator[TokenDelta]:
-        """Deltas of all branches as they come, until each has had one with a finish reason or was ended by ``end``.
+    def listen(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called in the event loop whenever there may be something to take; at once if there is."""
+        ...
 
-        An engine's failure is a delta with ``FinishReason.ERROR``.
+    def take(self) -> Sequence[TokenDelta]:
+        """What has come of all branches since the last call; never blocks.
+
+        The last of each branch has a finish reason, unless it was ended by ``end``. An engine's failure is a delta with
+        ``FinishReason.ERROR``. A function instead of an asynchronous iterator: with four of those one above the other,
+        handing a token on took longer than all that is done with it.
         """
         ...
 
@@ -168,6 +175,10 @@ class GenerationService(Protocol):
 
     async def explain(self, limit: int) -> Sequence[Mapping[str, Any]]:
         """The last decisions of the routers, newest first; each has a ``request_id``. Raises Unavailable."""
+        ...
+
+    async def pools(self, most: int) -> Mapping[str, PoolState | None]:
+        """Group → what its block pool looks like; None for one that does not answer. Of the first ``most`` by name."""
         ...
 
     async def reset_prefix_cache(self) -> Mapping[str, int | None]:

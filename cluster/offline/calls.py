@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -60,8 +59,8 @@ async def embed(model: LocalModel, bodies: Sequence[Body], shows: bool | None) -
 
     async def vector(asked: _Asked, progress: Progress) -> EmbeddingOutput:
         run = await model.start(asked.judged)
-        async with aclosing(run.events()) as events:
-            async for _ in events:
+        with run:
+            while await run.next():
                 pass
         (embedding,) = run.embeddings()
         token_ids = asked.judged.generations[0].prompt_token_ids
@@ -89,13 +88,14 @@ async def _answer(
 
 async def _gather(run: Run, gathered: GatheredOutput, progress: Progress) -> RequestOutput:
     is_first = True
-    async with aclosing(run.events()) as events:
-        async for event in events:
+    with run:
+        while events := await run.next():
             if is_first:
                 progress.prompt(run.usage().prompt_tokens)
                 is_first = False
-            progress.output(len(event.tokens))
-            gathered.add(event)
+            for event in events:
+                progress.output(len(event.tokens))
+                gathered.add(event)
     return gathered.whole(run.usage().cached_tokens)
 
 

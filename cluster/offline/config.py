@@ -13,8 +13,8 @@ from typing import Any, Literal
 from ...worker.checkpoint.store import resolve_model
 from ...worker.errors import ConfigurationError
 from ...worker.spec import WorkerSpec
-from ..cli_options import absolute_model
 from ..config import ServeConfig
+from ..config_paths import absolute_model
 from ..config_sources import setting_values
 from ..plan import ServePlan
 from ..preflight import (

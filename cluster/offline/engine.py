@@ -16,11 +16,12 @@ from ...worker.errors import Unavailable
 from ...worker.grammar_desk import GrammarDesk
 from ...worker.messages import Request, RouteDecision
 from ...worker.metrics import metrics_text
+from ...worker.pool_state import PoolState, copy_pool, pool_state
 from ...worker.report_book import GroupIdentity, ReportBook
 from ...worker.spec import WorkerSpec
 from ..api.model_metrics import ModelsMetrics
 from ..api.service import GenerationRequest, Readiness, RouteWishes
-from ..generation import ClusterGeneration, Placement, wire_request
+from ..generation import ClusterGeneration, Past, Placement, wire_request
 from ..group_line import GroupLine
 from ..token_stream import TokenStream
 
@@ -138,21 +139,28 @@ class LocalService:
     async def reset_prefix_cache(self) -> Mapping[str, int | None]:
         return {GROUP: await self._loop.ask(lambda engine: engine.reset_prefix_cache())}
 
+    async def pools(self, most: int) -> Mapping[str, PoolState | None]:
+        return {GROUP: pool_state(await self._loop.ask(copy_pool))}
+
     async def profile(self, num_steps: int, group: str | None, patience_s: float) -> Mapping[str, Mapping[str, Any]]:
         """Nothing: a program can profile itself."""
         return {}
 
     # ---- Placer ----
 
-    async def submit(
-        self, request: Request, wishes: RouteWishes, dead: tuple[int, ...], patience_s: float
-    ) -> Placement:
+    async def submit(self, request: Request, wishes: RouteWishes, past: Past, patience_s: float) -> Placement:
         try:
             stream = await self._line.submit(request)
         except RuntimeError as error:
             raise Unavailable(str(error)) from error
         decision = RouteDecision(request.request_id, GROUP, self._line.generation, 0, GROUP)
         return Placement(decision, self._line, stream, 0.0)
+
+    def is_draining(self, generation: int) -> bool:
+        return False
+
+    def acquit(self, request_id: str) -> None:
+        """There is no group that it could be kept apart in."""
 
     def ended(self, generation: ClusterGeneration) -> None:
         """Nobody keeps a record."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from octavo.cluster.api.service import GenerationRequest, Readiness, Route, Serv
 from octavo.cluster.api.text.processor import TextProcessor
 from octavo.cluster.http_config import HttpConfig
 from octavo.worker.messages import FinishReason, TokenLogprobs
+from octavo.worker.pool_state import PoolState
 
 MODEL = "smollm2"
 MAX_MODEL_LEN = 256
@@ -31,7 +33,7 @@ Script = Callable[[GenerationRequest], Sequence[Step]]
 
 
 class ScriptedGeneration:
-    """Plays its steps: deltas are yielded, callables awaited, exceptions raised."""
+    """Plays its steps: deltas are given one at a time, callables awaited, exceptions raised; then it is silent."""
 
     def __init__(self, steps: Sequence[Step], route: Route) -> None:
         self.route = route
@@ -39,23 +41,34 @@ class ScriptedGeneration:
         self.num_aborts = 0
         self.ended: list[int] = []
         """Branches that were stopped alone."""
-        self._steps = steps
+        self._steps = deque(steps)
+        self._wake: Callable[[], None] = lambda: None
+        self._waiting: asyncio.Task[None] | None = None
 
-    async def tokens(self) -> AsyncIterator[TokenDelta]:
-        for step in self._steps:
-            if isinstance(step, Exception):
-                raise step
-            if isinstance(step, TokenDelta):
-                yield step
-            else:
-                await step()
-        await asyncio.Event().wait()  # an unfinished script is an engine that is silent
+    def listen(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        wake()
+
+    def take(self) -> Sequence[TokenDelta]:
+        if not self._steps or (self._waiting is not None and not self._waiting.done()):
+            return ()
+        step = self._steps.popleft()
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, TokenDelta):
+            asyncio.get_running_loop().call_soon(self._wake)
+            return (step,)
+        self._waiting = asyncio.ensure_future(step())
+        self._waiting.add_done_callback(lambda _: self._wake())
+        return ()
 
     def end(self, branch: int) -> None:
         self.ended.append(branch)
 
     def abort(self) -> None:
         self.num_aborts += 1
+        if self._waiting is not None:
+            self._waiting.cancel()
         self.aborted.set()
 
 
@@ -71,6 +84,7 @@ class ScriptedService:
         self.forgotten: dict[str, int | None] | Exception = {"group-1": 7, "group-2": None}
         self.profiles: list[tuple[int, str | None]] = []
         self.profiled: dict[str, dict[str, Any]] = {"group-1": {"steps": 10, "files": {"0": "a trace"}}}
+        self.pool_states: dict[str, PoolState | None] = {}
         self.requests: list[GenerationRequest] = []
         self.generations: list[ScriptedGeneration] = []
 
@@ -92,6 +106,9 @@ class ScriptedService:
         if isinstance(self.decisions, Exception):
             raise self.decisions
         return self.decisions[:limit]
+
+    async def pools(self, most: int) -> dict[str, PoolState | None]:
+        return dict(list(self.pool_states.items())[:most])
 
     async def profile(self, num_steps: int, group: str | None, patience_s: float) -> dict[str, dict[str, Any]]:
         self.profiles.append((num_steps, group))

@@ -178,6 +178,9 @@ async def test_a_page_that_is_allowed_needs_no_key_to_ask(served_with: Served, o
     for each in (preflight, refused, answer):
         assert each.headers["access-control-allow-origin"] in ("*", PAGE)
     assert preflight.headers["access-control-allow-headers"] == "authorization"
+    shown = answer.headers["access-control-expose-headers"].split(", ")
+    assert {name for name in answer.headers if name.startswith("x-")} <= set(shown)
+    assert "retry-after" in shown
 
 
 async def test_another_page_is_not_allowed(served_with: Served) -> None:

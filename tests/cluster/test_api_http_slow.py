@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from one_model import one_model
+from scripted_cluster import taken
 
 from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.http.transport import EventStream
@@ -35,15 +36,14 @@ class Events:
         self.num_taken = 0
         self.closed = asyncio.Event()
 
-    async def all(self) -> AsyncGenerator[bytes]:
-        while True:
-            self.num_taken += 1
-            yield LONG
+    async def next(self) -> bytes:
+        self.num_taken += 1
+        return LONG
 
 
 def stream(events: Events, *, slow_client_timeout_s: float, keepalive_s: float | None = None) -> EventStream:
     return EventStream(
-        events.all(),
+        events.next,
         {},
         keepalive_s=keepalive_s,
         slow_client_timeout_s=slow_client_timeout_s,
@@ -91,12 +91,9 @@ async def test_a_client_that_reads_now_and_then_is_not() -> None:
 async def test_comments_do_not_keep_such_a_client_alive() -> None:
     """The stream is silent when the client's buffers are full: it is the comments that cannot be sent."""
     closed = asyncio.Event()
-
-    async def filled() -> AsyncGenerator[bytes]:
-        yield b"x" * 30_000_000
-        await asyncio.Event().wait()
-
-    response = EventStream(filled(), {}, keepalive_s=0.05, slow_client_timeout_s=0.3, on_close=closed.set)
+    filled: asyncio.Queue[bytes] = asyncio.Queue()
+    filled.put_nowait(b"x" * 30_000_000)
+    response = EventStream(filled.get, {}, keepalive_s=0.05, slow_client_timeout_s=0.3, on_close=closed.set)
     async with served(response) as url, reading_nothing(url):
         await asyncio.wait_for(closed.wait(), 10)
 
@@ -176,8 +173,8 @@ async def test_it_comes_as_one_update_for_each_branch() -> None:
     stream.put(update(0, 1, 2, 3))
     stream.put(update(0, 3, 4, finish_reason=FinishReason.STOP))
     stream.lose(GroupLost(is_dead=True))
-    first, second = await stream.take()
+    first, second = await taken(stream)
     assert first == update(0, 0, 1, 2, 3, 4, finish_reason=FinishReason.STOP, num_cached_tokens=16)
     assert second == update(1, 0, 7)
     with pytest.raises(GroupLost):
-        await stream.take()
+        await taken(stream)

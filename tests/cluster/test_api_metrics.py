@@ -59,10 +59,10 @@ async def test_case_bug_108_a_client_that_leaves_with_the_last_event_was_answere
     metrics = GatewayMetrics("smollm2", "alone")
     request = GenerationRequest("r", "smollm2", (5, 6, 7), SamplingParams(max_tokens=2, seed=0))
     judged = JudgedRequest("cmpl-1", "smollm2", (request,), AnswerOptions())
-    events = (await Run.start(judged, service, text, metrics, time.perf_counter())).events()
-    while (await anext(events)).finish_reason is None:
-        pass
-    await events.aclose()
+    run = await Run.start(judged, service, text, metrics, time.perf_counter())
+    with run:
+        while all(event.finish_reason is None for event in await run.next()):
+            pass
     found = samples(metrics.text())
     ends = {key[1][1]: n for key, n in found.items() if key[0] == "octavo_request_success_total" and n}
     assert ends == {"length": 1}

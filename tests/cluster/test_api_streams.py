@@ -14,7 +14,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from octavo.cluster.api.answer.message import MessageDelta, ToolCallDelta
-from octavo.cluster.api.answer.responses import ChatFormat, stream_answer, whole_answer
+from octavo.cluster.api.answer.responses import ChatFormat, StreamedAnswer, whole_answer
 from octavo.cluster.api.answer.run import Run, StartingRun
 from octavo.cluster.api.chat.reasoning import ReasoningTokens
 from octavo.cluster.api.metrics import GatewayMetrics
@@ -80,8 +80,10 @@ def answers(service: Any, say: Callable[..., None], text: TextProcessor) -> Answ
         run = await Run.start(judged, service, text, metrics, time.perf_counter())
         whole = orjson.loads(await whole_answer(run, ChatFormat(judged, text)))
         starting = StartingRun(Run.start(judged, service, text, metrics, time.perf_counter()))
-        stream = stream_answer(starting, ChatFormat(judged, text), request_id="x")
-        events = b"".join([event async for event in stream]).decode().split("\n\n")
+        streamed, content = StreamedAnswer(starting, ChatFormat(judged, text), request_id="x"), b""
+        while piece := await streamed.next():
+            content += piece
+        events = content.decode().split("\n\n")
         assert events[-2:] == ["data: [DONE]", ""]
         return whole, [orjson.loads(event.removeprefix("data: ")) for event in events[:-2]]
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx2
+import openai
 import pytest
 from one_model import one_model
 
@@ -130,3 +131,28 @@ async def test_a_grammar_that_fails_later_is_named_by_the_field_that_it_came_fro
     lines = [line for line in response.text.splitlines() if "error" in line]
     error = json.loads(lines[0].removeprefix("data: "))["error"]
     assert (error["message"], error["param"], error["type"]) == ("stuck", param, "invalid_request_error")
+
+
+@pytest.mark.parametrize("helper", ["parse", "stream"])
+async def test_an_answer_goes_back_as_the_helpers_of_openai_s_client_give_it(
+    client: httpx2.AsyncClient, say: Callable[..., None], helper: str
+) -> None:
+    """They add to the message what they have made of it."""
+    chats = openai.AsyncOpenAI(base_url="http://octavo/v1", api_key="none", http_client=client).chat.completions
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+    message: Any
+    hello: Any = {"role": "user", "content": "Hi"}
+    asked: Any = {"model": "smollm2", "messages": [hello], "tools": [strict]}
+    say(CALL, FinishReason.STOP)
+    if helper == "parse":
+        message = (await chats.parse(**asked)).choices[0].message
+    else:
+        async with chats.stream(**asked) as stream:
+            message = (await stream.get_final_completion()).choices[0].message
+    (call,) = message.tool_calls
+    assert call.function.parsed_arguments == {"a": 1}
+    say("Done.", FinishReason.STOP)
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": "2"}
+    for given in (message, message.model_dump()):
+        again = await chats.create(**{**asked, "messages": [hello, given, result]})
+        assert again.choices[0].message.content == "Done."

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from octavo.cluster.api.answer.message import MessageDelta, PlainMessage
 from octavo.cluster.api.chat.grammars import CallableTool, after_reasoning, calls_in, either
 from octavo.cluster.api.chat.plan import ChatPlan, plan_chat
-from octavo.cluster.api.chat.reasoning import Thinking
+from octavo.cluster.api.chat.reasoning import MISTRAL, Thinking
 from octavo.cluster.api.errors import describe
 from octavo.cluster.api.grammar.schema_grammar import grammar_of_schema
 from octavo.cluster.api.grammar.structured import FieldGrammar
@@ -156,6 +156,20 @@ def test_grammars_begin_where_reasoning_is_over(accepts: Accepts) -> None:
             assert accepts(possible, answer)
             assert not accepts(still_open, answer)
             assert not accepts(possible, f"Hm.{answer}")
+
+
+def test_marks_that_are_special_tokens_are_not_spelled(accepts: Accepts) -> None:
+    special = {"[THINK]": A_SPECIAL, "[/THINK]": ANOTHER_SPECIAL}
+    still_open, possible = (
+        after_reasoning(grammar_of_schema(CITY), t, MISTRAL, special) for t in (Thinking.OPEN, Thinking.POSSIBLE)
+    )
+    answer = '{"city": "Rome"}'
+    allowed = [f"Hm.\n{{5}}\n{answer}", f"{{5}}{answer}"]
+    assert [output for output in allowed if not accepts(still_open, output)] == []
+    assert [output for output in allowed if not accepts(possible, f"{{4}}{output}")] == []
+    assert accepts(possible, answer)
+    forbidden = [answer, f"Hm.{answer}", f"Hm.[/THINK]{answer}"]
+    assert [output for output in forbidden if accepts(still_open, output)] == []
 
 
 async def test_without_tools_all_text_is_content(text: TextProcessor) -> None:

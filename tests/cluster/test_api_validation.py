@@ -264,8 +264,12 @@ async def test_case_bug_017_unknown_model(client: httpx2.AsyncClient) -> None:
 
 
 async def test_case_bug_017_unknown_path_and_method(client: httpx2.AsyncClient) -> None:
-    error = await refused(client, "/v1/nope", {}, 404)
-    assert error["message"] == "Unknown URL: POST /v1/nope"
+    error = await refused(client, "/v1/responses", {}, 404)
+    assert error["message"] == (
+        "Unknown URL: POST /v1/responses. There are /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models; "
+        "/docs describes them all."
+    )
+    await refused(client, f"{CHAT}/", body_of(CHAT, {}), 404)  # behind TLS, a redirection would lead to plain HTTP
     answer = await client.get(CHAT)
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
     assert answer.headers["allow"] == "POST"
@@ -322,3 +326,22 @@ async def test_case_bug_081_at_the_end_of_the_context(
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
     assert "maximum context length is 256 tokens" in error["message"]
     assert f"{num_prompt_tokens} in the prompt" in error["message"]
+
+
+LONG = "word " * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        (COMPLETION, {"prompt": ["hi", LONG]}, "prompt"),
+        ("/v1/embeddings", {"input": LONG}, "input"),
+    ],
+)
+async def test_case_bug_081_a_text_that_no_tokenization_makes_short_enough(
+    client: httpx2.AsyncClient, path: str, fields: dict[str, Any], param: str
+) -> None:
+    error = await refused(client, path, {"model": "smollm2", **fields})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert "256 tokens" in error["message"]

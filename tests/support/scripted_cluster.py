@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -12,7 +12,9 @@ from ray.exceptions import RayActorError
 from octavo.cluster.api.model_metrics import ModelsMetrics
 from octavo.cluster.api.service import GenerationRequest, TokenDelta
 from octavo.cluster.data_plane import ClusterService
+from octavo.cluster.generation import ClusterGeneration
 from octavo.cluster.router_lines import RouterAway
+from octavo.cluster.token_stream import TokenStream
 from octavo.cluster.trace_recorder import TraceRecorder
 from octavo.worker.admission import Refusal
 from octavo.worker.line_frames import LineAddress
@@ -26,6 +28,7 @@ from octavo.worker.messages import (
     SequenceUpdate,
     TokenFrame,
 )
+from octavo.worker.pool_state import PoolState
 from octavo.worker.routing_hash import RoutingHasher
 from octavo.worker.token_line import TokenLineServer
 
@@ -59,6 +62,9 @@ class ScriptedLeader:
         self._address: LineAddress | None = None
         self.line_address = Remote(self._listen)
         self.reset_prefix_cache = Remote(self._reset)
+        self.pool: PoolState | None = None
+        """None: the leader does not say."""
+        self.pool_state = Remote(self._say_pool)
 
     async def give(
         self, branch: int, position: int, tokens: tuple[int, ...], reason: FinishReason | None = None, **fields: Any
@@ -110,6 +116,11 @@ class ScriptedLeader:
             raise RayActorError
         return self.num_forgotten
 
+    async def _say_pool(self) -> PoolState:
+        if self.pool is None:
+            raise RayActorError
+        return self.pool
+
 
 class ScriptedRouter:
     """Gives the first group, by name, that is not excluded; ``refusal`` instead, while there is one."""
@@ -121,10 +132,16 @@ class ScriptedRouter:
         self.refusal: RouteDecision | None = None
         self.wait_s = 0.0
         """For so long every query is queued."""
+        self.weights: dict[str, str] = {}
+        """By group."""
+        self.draining: set[str] = set()
 
     async def registry(self) -> list[tuple[GroupEntry, ScriptedLeader]]:
         entries = enumerate(self.leaders.items(), start=1)
-        return [(GroupEntry("m", name, number, number, False), leader) for number, (name, leader) in entries]
+        return [
+            (GroupEntry("m", name, number, number, name in self.draining, self.weights.get(name, "")), leader)
+            for number, (name, leader) in entries
+        ]
 
     async def route(self, query: RouteQuery) -> RouteDecision:
         if self.is_away:
@@ -155,6 +172,29 @@ class Cluster:
 def request(num_branches: int = 1, beam_width: int | None = None, **fields: Any) -> GenerationRequest:
     sampling = SamplingParams(20, seed=7, beam_width=beam_width)
     return GenerationRequest("r", "m", PROMPT, sampling, num_branches=num_branches, **fields)
+
+
+async def deltas_of(generation: ClusterGeneration) -> AsyncIterator[TokenDelta]:
+    """Deltas as they come, until the generation is over."""
+    news = asyncio.Event()
+    generation.listen(news.set)
+    while not generation.is_over:
+        await news.wait()
+        news.clear()
+        for delta in generation.take():
+            yield delta
+
+
+async def taken(stream: TokenStream) -> Sequence[SequenceUpdate]:
+    """What has come, when something has. Raises GroupLost after the last of it when the group is lost."""
+    news = asyncio.Event()
+    stream.listen(news.set)
+    async with asyncio.timeout(10):
+        await news.wait()
+    updates = stream.take()
+    if not updates and stream.loss is not None:
+        raise stream.loss
+    return updates
 
 
 async def take(deltas: AsyncIterator[TokenDelta], count: int) -> list[TokenDelta]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import Literal
 
 import numpy as np
@@ -18,9 +17,9 @@ EncodingFormat = Literal["float", "base64"]
 
 
 async def embedding_answer(run: Run, model: str, encoding_format: EncodingFormat) -> bytes:
-    """The answer of a run of ``pooling`` requests, when the last vector is there. Raises what ``run.events`` does."""
-    async with aclosing(run.events()) as events:
-        async for _ in events:
+    """The answer of a run of ``pooling`` requests, when the last vector is there. Raises what ``run.next`` does."""
+    with run:
+        while await run.next():
             pass
     return await asyncio.to_thread(embedding_body, run.embeddings(), model, run.usage().prompt_tokens, encoding_format)
 

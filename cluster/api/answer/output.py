@@ -65,6 +65,8 @@ class OutputText:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         """With ``FinishReason.STOP``: the stop string, or the stop token's id if it is not one of the model's ends."""
+        self._is_watched = bool(ends.strings) or keeps_tokens or reasoning is not None
+        """Its text is looked at, or told token by token."""
 
     @property
     def num_reasoning_tokens(self) -> int | None:
@@ -75,6 +77,9 @@ class OutputText:
         """The text that can be sent after ``delta``; ``finish_reason`` is set when it is the last."""
         if delta.num_cached_tokens is not None:
             self.num_cached_tokens = delta.num_cached_tokens
+        if delta.finish_reason is None and not self._is_watched:  # nearly always
+            self.num_tokens += len(delta.token_ids)
+            return "".join(map(self._detokenizer.push, delta.token_ids))
         text = self._push_tokens(delta)
         if self.finish_reason is None and delta.finish_reason is not None:
             text += self._finish(delta.finish_reason)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -47,6 +46,7 @@ class AnswerFormat(ABC):
         self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":['
         owners = [prompt for prompt, each in enumerate(judged.generations) for _ in range(each.num_branches)]
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
+        """Choice → what is around the text of a chunk with nothing else in it, as nearly all are."""
         self._silent = set(range(len(owners)))
         """Choices of a stream without a chunk so far."""
         self._choices = [self._choice(index, prompt, text) for index, prompt in enumerate(owners)]
@@ -54,15 +54,18 @@ class AnswerFormat(ABC):
     def chunks(self, event: TextEvent, usage: Callable[[], Usage]) -> bytes:
         """The events of a stream that say what ``event`` does; ``usage`` is that so far. In one piece: what a write
         costs on its way through Ray Serve is more than what the chunks cost."""
+        if event.choice in self._text_frames and event.finish_reason is None and not event.tokens:
+            head, rest = self._text_frames[event.choice]
+            return head + orjson.dumps(event.text) + rest
         choice, tail = self._choices[event.choice], self._chunk_tail(usage)
-        self._silent.discard(event.choice)
-        if event.finish_reason is None and not event.tokens and choice.is_plain:
-            head, rest = self._text_frame(event.choice)
-            return b"".join((head, orjson.dumps(event.text), rest, tail))
         prompt, chunks = self._prompt_part(event), []
         for part in choice.parts(event):
             chunks.append(b"".join((self._chunk_head, orjson.dumps(part), b"]", prompt, tail)))
             prompt = b""
+        if event.choice in self._silent:
+            self._silent.discard(event.choice)
+            if choice.is_plain and not self._options.continuous_usage:
+                self._text_frames[event.choice] = self._text_frame(choice, tail)
         return b"".join(chunks)
 
     def usage_chunk(self, usage: Usage) -> bytes | None:
@@ -89,18 +92,14 @@ class AnswerFormat(ABC):
 
     def chunks_take_long(self, event: TextEvent) -> bool:
         """Likewise for the chunks of one event: the first of a choice may tell all of its prompt."""
-        if event.prompt_logprobs:
-            return True
+        if event.choice not in self._silent:
+            return False
         tells_prompt = self._options.return_token_ids or self._options.echo
-        return tells_prompt and event.choice in self._silent and max(map(len, self._prompts)) >= _LONG_PROMPT
+        return bool(event.prompt_logprobs) or (tells_prompt and max(map(len, self._prompts)) >= _LONG_PROMPT)
 
-    def _text_frame(self, choice: int) -> tuple[bytes, bytes]:
-        """What is around the text of a chunk with nothing else in it: made once, since nearly all chunks are such."""
-        if (frame := self._text_frames.get(choice)) is None:
-            part = orjson.dumps(self._choices[choice].text_part(_TEXT))
-            head, rest = part.split(orjson.dumps(_TEXT))
-            frame = self._text_frames[choice] = (self._chunk_head + head, rest + b"]")
-        return frame
+    def _text_frame(self, choice: Choice, tail: bytes) -> tuple[bytes, bytes]:
+        head, rest = orjson.dumps(choice.text_part(_TEXT)).split(orjson.dumps(_TEXT))
+        return self._chunk_head + head, rest + b"]" + tail
 
     def _chunk_tail(self, usage: Callable[[], Usage]) -> bytes:
         if self._options.continuous_usage:
@@ -191,16 +190,17 @@ async def answer_format(shape: type[AnswerFormat], judged: JudgedRequest, text: 
 
 
 async def whole_answer(run: Run, shape: AnswerFormat) -> bytes:
-    """The body of an answer that is not streamed, when the last choice has ended. Raises what ``run.events`` does."""
-    async with aclosing(run.events()) as events:
-        async for event in events:
-            shape.add(event)
+    """The body of an answer that is not streamed, when the last choice has ended. Raises what ``run.next`` does."""
+    with run:
+        while events := await run.next():
+            for event in events:
+                shape.add(event)
     if shape.takes_long:
         return await asyncio.to_thread(shape.whole, run.usage())
     return shape.whole(run.usage())
 
 
-async def stream_answer(starting: StartingRun, shape: AnswerFormat, *, request_id: str) -> AsyncGenerator[bytes]:
+class StreamedAnswer:
     """The events of a streamed answer; of a run that may still be starting.
 
     For each choice: the role (chats), text, one chunk with the finish reason; then the usage if it was asked for, and
@@ -208,20 +208,38 @@ async def stream_answer(starting: StartingRun, shape: AnswerFormat, *, request_i
     see an error, never a short answer that looks whole. With ``include_usage`` every other chunk has a null usage, with
     ``continuous_usage`` that so far. ``request_id`` is for the log.
     """
-    try:
-        run = await starting.run()
-        async with aclosing(run.events()) as events:
-            async for event in events:
-                if shape.chunks_take_long(event):
-                    yield await asyncio.to_thread(shape.chunks, event, run.usage)
-                elif chunks := shape.chunks(event, run.usage):  # else a message's parser waits for more
-                    yield chunks
-        if (usage := shape.usage_chunk(run.usage())) is not None:
-            yield usage
-        yield DONE
-    except Exception as error:
-        log_if_unexpected(error, request_id)
-        yield sse(describe(error).body())
+
+    def __init__(self, starting: StartingRun, shape: AnswerFormat, *, request_id: str) -> None:
+        self._starting = starting
+        self._shape = shape
+        self._request_id = request_id
+        self._run: Run | None = None
+        self._is_over = False
+
+    async def next(self) -> bytes:
+        """What can be sent now, at least one event; nothing after the last."""
+        if self._is_over:
+            return b""
+        try:
+            run = self._run = self._run or await self._starting.run()
+            while events := await run.next():
+                if chunks := await self._chunks(run, events):  # else a message's parser waits for more
+                    return chunks
+            self._is_over = True
+            return (self._shape.usage_chunk(run.usage()) or b"") + DONE
+        except Exception as error:
+            self._is_over = True
+            log_if_unexpected(error, self._request_id)
+            return sse(describe(error).body())
+
+    async def _chunks(self, run: Run, events: Sequence[TextEvent]) -> bytes:
+        chunks = []
+        for event in events:
+            if self._shape.chunks_take_long(event):
+                chunks.append(await asyncio.to_thread(self._shape.chunks, event, run.usage))
+            else:
+                chunks.append(self._shape.chunks(event, run.usage))
+        return b"".join(chunks)
 
 
 def sse(data: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +16,6 @@ from ..request.judged import JudgedRequest
 from ..request_meter import RequestMeter
 from ..service import Generation, GenerationService, TokenDelta
 from ..text.processor import TextProcessor
-from .merge import merged
 from .output import OutputText, OutputToken
 
 _RETRY_AFTER_S = 1.0
@@ -75,26 +74,25 @@ class _Fan:
         self._silent = set(self._running)
         """Branches without an event so far."""
 
-    async def events(self) -> AsyncGenerator[TextEvent]:
-        """Text of all branches until their ends. Raises what ``_check`` finds; in every case the engine holds nothing
-        of the request afterwards."""
+    @property
+    def is_open(self) -> bool:
+        """Something may come."""
+        return bool(self._running)
+
+    def take_into(self, events: list[TextEvent]) -> None:
+        """Add what has come. Raises what ``_check`` finds."""
         try:
-            async for delta in self.generation.tokens():
+            for delta in self.generation.take():
                 if delta.branch not in self._running:
                     continue  # tokens that were on their way when a stop string ended the branch
                 if (event := self._take(delta)) is None:
                     continue
                 if event.finish_reason is not None and not self._running:
                     self._meter.end(event.finish_reason)  # before a client can leave with its last event
-                    yield event
-                    return
-                yield event
-            raise GenerationFailed("The generation stopped without giving a reason.")
+                events.append(event)
         except Exception:
             self._meter.end(FinishReason.ERROR)
             raise
-        finally:
-            self.abort()
 
     def abort(self) -> None:
         """Tell the engine that the request is over, unless it said so."""
@@ -119,16 +117,14 @@ class _Fan:
         tokens = output.take_tokens()
         if not (text or tokens or output.finish_reason is not None):
             return None
-        return self._event(delta.branch, text, tokens)
-
-    def _event(self, branch: int, text: str, tokens: tuple[OutputToken, ...]) -> TextEvent:
-        output = self.outputs[branch]
-        prompt_logprobs: Sequence[TokenLogprobs] = ()
-        if branch in self._silent:
-            self._silent.discard(branch)
-            prompt_logprobs = self._prompt_logprobs
-        choice = self._first_index + branch
+        choice, prompt_logprobs = self._first_index + delta.branch, self._prompt_told(delta.branch)
         return TextEvent(choice, text, output.finish_reason, output.stop_reason, tokens, prompt_logprobs)
+
+    def _prompt_told(self, branch: int) -> Sequence[TokenLogprobs]:
+        if branch not in self._silent:
+            return ()
+        self._silent.discard(branch)
+        return self._prompt_logprobs
 
     def _end(self, delta: TokenDelta) -> None:
         """A branch has ended."""
@@ -160,11 +156,24 @@ class _Fan:
 
 
 class Run:
-    """All choices of one request. Whoever starts a run reads ``events`` to the end or calls ``abort``."""
+    """All choices of one request. Whoever starts a run asks for ``next`` to the end or calls ``abort``, which a
+    ``with`` block does."""
 
     def __init__(self, judged: JudgedRequest, fans: Sequence[_Fan]) -> None:
         self._judged = judged
         self._fans = fans
+        self._failure: Exception | None = None
+        self._has_news = False
+        self._news: asyncio.Future[None] | None = None
+        """What the reader waits for. A queue would take longer for each token than all else here."""
+        for fan in fans:
+            fan.generation.listen(self._wake)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
 
     @classmethod
     async def start(
@@ -202,9 +211,46 @@ class Run:
             first_index += request.num_branches
         return cls(judged, fans)
 
-    def events(self) -> AsyncGenerator[TextEvent]:
-        """The events of all choices as they come. An exception of one ends them all; so does closing the iterator."""
-        return merged([fan.events() for fan in self._fans])
+    async def next(self) -> Sequence[TextEvent]:
+        """What has come of all choices since the last call, at least something; nothing after their ends.
+
+        An exception of one choice ends them all, and is raised after what came before it.
+        """
+        while self._failure is None and (self._has_news or self._is_open):
+            if not self._has_news:
+                self._news = asyncio.get_running_loop().create_future()
+                await self._news
+            self._has_news = False
+            if events := self._take():
+                return events
+        if self._failure is not None:
+            raise self._failure
+        return ()
+
+    @property
+    def _is_open(self) -> bool:
+        """Something may come."""
+        for fan in self._fans:  # noqa: SIM110 - twice as fast as any(), and asked with every token
+            if fan.is_open:
+                return True
+        return False
+
+    def _take(self) -> list[TextEvent]:
+        events: list[TextEvent] = []
+        try:
+            for fan in self._fans:
+                fan.take_into(events)
+        except Exception as error:
+            self.abort()
+            if not events:
+                raise
+            self._failure = error
+        return events
+
+    def _wake(self) -> None:
+        self._has_news = True
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def abort(self) -> None:
         """End whatever is still under way; never blocks."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ..grammar.tagged_json import SpecialToken, TaggedJson, grammar_of_tagged_json
-from .reasoning import CLOSE, OPEN, Thinking
+from .reasoning import THINK, Thinking, ThinkMarks
 from .support import ToolForm
 from .tool_parsers import MistralParser
 
-_THOUGHT = f"thought[lazy]: /(.|\\n)*/ {json.dumps(CLOSE)}\ngap: /\\n{{0,2}}/\n"
+_GAP = "gap: /\\n{0,2}/\n"
+_NONE: Mapping[str, int] = MappingProxyType({})
 _OTHER_THAN_JSON = "OTHER: /[^{ \\t\\r\\n](.|\\n)*/\n"
 
 
@@ -65,15 +67,19 @@ def either(first: str, second: str) -> str:
     return combined("start: @calls | @answer\n", calls=first, answer=second)
 
 
-def after_reasoning(grammar: str, thinking: Thinking) -> str:
-    """The output follows ``grammar`` from where its reasoning is over."""
-    match thinking:
-        case Thinking.OPEN:
-            return combined(f"start: thought gap @spoken\n{_THOUGHT}", spoken=grammar)
-        case Thinking.POSSIBLE:
-            return combined(f"start: ({json.dumps(OPEN)} thought gap)? @spoken\n{_THOUGHT}", spoken=grammar)
-        case Thinking.OVER:
-            return grammar
+def after_reasoning(
+    grammar: str, thinking: Thinking, marks: ThinkMarks = THINK, special_tokens: Mapping[str, int] = _NONE
+) -> str:
+    """The output follows ``grammar`` from where its reasoning is over.
+
+    ``special_tokens``: ids of those of ``marks`` that are tokens which text cannot spell.
+    """
+    if thinking is Thinking.OVER:
+        return grammar
+    thought = f"{_thought(marks.close, special_tokens)}{_GAP}"
+    if thinking is Thinking.OPEN:
+        return combined(f"start: thought gap @spoken\n{thought}", spoken=grammar)
+    return combined(f"start: ({_said(marks.open, special_tokens)} thought gap)? @spoken\n{thought}", spoken=grammar)
 
 
 def combined(lark: str, **parts: str) -> str:
@@ -89,7 +95,7 @@ def _named_calls(
     tools: Sequence[CallableTool], special_tokens: Mapping[str, int], *, at_most_one: bool, text_before: bool
 ) -> str:
     """``[TOOL_CALLS]name[ARGS]{…}``, again and again."""
-    mark = f"<[{special_tokens[MistralParser.TAG]}]>"
+    mark = _said(MistralParser.TAG, special_tokens)
     arguments = SpecialToken(special_tokens[MistralParser.ARGS])
     named = {
         f"tool_{index}": grammar_of_tagged_json(
@@ -100,6 +106,17 @@ def _named_calls(
     calls = "call" if at_most_one else "call+"
     start = f"TEXT? {calls} | TEXT?\nTEXT: /(.|\\n)+/" if text_before else calls
     return combined(f"start: {start}\ncall: {mark} ({' | '.join(f'@{name}' for name in named)})\n", **named)
+
+
+def _thought(close: str, special_tokens: Mapping[str, int]) -> str:
+    """The rule of what is thought, with the mark that ends it: text cannot spell one that is a special token."""
+    if close in special_tokens:
+        return f"thought: THOUGHT? {_said(close, special_tokens)}\nTHOUGHT: /(.|\\n)+/\n"
+    return f"thought[lazy]: /(.|\\n)*/ {_said(close, special_tokens)}\n"
+
+
+def _said(mark: str, special_tokens: Mapping[str, int]) -> str:
+    return f"<[{special_tokens[mark]}]>" if mark in special_tokens else json.dumps(mark)
 
 
 def _tag(tool: CallableTool, prefix: str, suffix: str) -> TaggedJson:

@@ -15,7 +15,16 @@ from ..text.processor import TextProcessor
 from .choice import ChosenTools, choose
 from .grammars import after_reasoning, calls_in, either
 from .marks import Marks, WithoutMarks
-from .reasoning import CLOSE, OPEN, ReasoningTokens, Thinking, ThinkParser, thinking_after, thinking_within
+from .reasoning import (
+    THINK,
+    THINK_MARKS,
+    ReasoningTokens,
+    Thinking,
+    ThinkMarks,
+    ThinkParser,
+    thinking_after,
+    thinking_within,
+)
 from .render import Chat
 from .support import TemplateSupport, ToolForm
 from .tool_parser import OfferedTools, ToolParser
@@ -65,6 +74,7 @@ class ParserRecipe:
     form: ToolForm = "hermes"
     tools: OfferedTools | None = None
     thinking: Thinking = Thinking.OVER
+    think_marks: ThinkMarks = THINK
     show_reasoning: bool = True
     hidden: Marks | None = None
     """Special tokens that are shown only because some of them are looked for."""
@@ -73,11 +83,11 @@ class ParserRecipe:
         parser: MessageParser = PlainMessage() if self.tools is None else _PARSERS[self.form](self.tools)
         if self.thinking is not Thinking.OVER:
             is_open = self.thinking is Thinking.OPEN
-            parser = ThinkParser(parser, is_open=is_open, show=self.show_reasoning)
+            parser = ThinkParser(parser, is_open=is_open, show=self.show_reasoning, marks=self.think_marks)
         return parser if self.hidden is None else WithoutMarks(self.hidden, parser)
 
     def reasoning_tokens(self) -> ReasoningTokens:
-        return ReasoningTokens(is_open=self.thinking is Thinking.OPEN, hidden=self.hidden)
+        return ReasoningTokens(is_open=self.thinking is Thinking.OPEN, hidden=self.hidden, marks=self.think_marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +120,8 @@ async def plan_chat(
     if chosen.callable_ and (chosen.needs_grammar or answer_grammar is not None):
         grammar = await text.in_thread(lambda: _grammar(text, fields, chosen, answer_grammar))
     if grammar is not None:
-        grammar = replace(grammar, text=after_reasoning(grammar.text, thinking))
+        spoken = after_reasoning(grammar.text, thinking, recipe.think_marks, text.special_tokens)
+        grammar = replace(grammar, text=spoken)
     parser = PlainMessage if recipe == ParserRecipe() else recipe
     reasoning_tokens = None if thinking is Thinking.OVER else recipe.reasoning_tokens
     return ChatPlan(prompt.token_ids, parser, skips, grammar, reasoning_tokens)
@@ -154,27 +165,28 @@ def _marks(names: frozenset[str]) -> Marks:
 
 
 def _thinking(chat: Chat, prompt: str, support: TemplateSupport) -> Thinking:
-    if not support.reasoning:
+    if support.reasoning is None:
         return Thinking.OVER
+    marks = THINK_MARKS[support.reasoning]
     if chat.continue_final_message:
-        return thinking_within(chat.messages[-1]["content"])
-    return thinking_after(prompt)
+        return thinking_within(chat.messages[-1]["content"], marks)
+    return thinking_after(prompt, marks)
 
 
 def _parser(
     text: TextProcessor, fields: ChatFields, chosen: ChosenTools, thinking: Thinking
 ) -> tuple[ParserRecipe, bool]:
     """The parser, and whether special tokens are left out of its text."""
-    form = text.template_support.tool_form
+    form, think_marks = text.template_support.tool_form, THINK_MARKS[text.template_support.reasoning or "think"]
     max_calls = 1 if chosen.at_most_one else None
     offered = OfferedTools(chosen.names, max_calls, chosen.is_forced) if chosen.callable_ else None
-    looked_for = {OPEN, CLOSE} if thinking is not Thinking.OVER else set()
+    looked_for = {think_marks.open, think_marks.close} if thinking is not Thinking.OVER else set()
     looked_for |= set(_MISTRAL_MARKS) if offered and form == "mistral" else set()
     wants_special = fields.skip_special_tokens is False
     shows_special = wants_special or any(mark in text.special_tokens for mark in looked_for)
     hidden = _marks(frozenset(text.special_tokens.keys() - looked_for)) if shows_special and not wants_special else None
     show_reasoning = fields.include_reasoning is not False
-    return ParserRecipe(form, offered, thinking, show_reasoning, hidden), not shows_special
+    return ParserRecipe(form, offered, thinking, think_marks, show_reasoning, hidden), not shows_special
 
 
 def _grammar(

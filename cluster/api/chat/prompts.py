@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ....worker.errors import InvalidRequest
+from .reasoning import ReasoningParser
 from .render import Chat, ChatRenderer, TemplateSource
-from .support import TemplateSupport, ToolForm
+from .support import TemplateSupport, ToolForm, form_of_reasoning
 from .template_process import render_untrusted
 
 
@@ -17,7 +18,7 @@ class ChatOptions:
 
     trust_request_chat_template: bool = False
     tool_call_parser: Literal["auto"] | ToolForm = "auto"
-    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    reasoning_parser: ReasoningParser = "auto"
 
 
 DEFAULT_OPTIONS = ChatOptions()
@@ -30,9 +31,9 @@ class ChatPrompts:
         self._source = source
         self._trusts_requests = options.trust_request_chat_template
         form: ToolForm | None = None if options.tool_call_parser == "auto" else options.tool_call_parser
-        reasoning = None if options.reasoning_parser == "auto" else options.reasoning_parser == "think"
+        reasoning = options.reasoning_parser
         self._own = ChatRenderer(source, tool_form=form, reasoning=reasoning) if source and source.sources else None
-        self.support = self._own.support if self._own else TemplateSupport(reasoning=bool(reasoning))
+        self.support = self._own.support if self._own else _without_template(reasoning)
 
     def text(self, chat: Chat) -> str:
         """Raises InvalidRequest when there is no template, or when it rejects the chat."""
@@ -55,3 +56,7 @@ class ChatPrompts:
             )
         known = self._source or TemplateSource({})
         return render_untrusted(TemplateSource({"default": template}, known.special_tokens, known.added_tokens), chat)
+
+
+def _without_template(reasoning: ReasoningParser) -> TemplateSupport:
+    return TemplateSupport(reasoning=form_of_reasoning(reasoning, "", frozenset()))

@@ -1,19 +1,41 @@
-"""Reasoning split off: what a model thinks between ``<think>`` and ``</think>`` before it answers.
+"""Reasoning split off: what a model thinks between two marks before it answers.
 
-Some templates write the ``<think>`` themselves, at the end of the prompt. Without it there, a text that does not begin
-with ``<think>`` has no reasoning: once sent, content is not taken back. White space at both ends of the reasoning, and
-before the answer, is dropped. A text that ends before ``</think>`` is all reasoning.
+| form | marks |
+|---|---|
+| think | ``<think>``, ``</think>`` |
+| mistral | ``[THINK]``, ``[/THINK]`` |
+
+Some templates write the first mark themselves, at the end of the prompt. Without it there, a text that does not begin
+with it has no reasoning: once sent, content is not taken back. White space at both ends of the reasoning, and before
+the answer, is dropped. A text that ends before the second mark is all reasoning.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from ..answer.message import MessageDelta, MessageParser, PlainMessage
 from .marks import Marks, WithoutMarks
 
-OPEN, CLOSE = "<think>", "</think>"
+ReasoningForm = Literal["think", "mistral"]
+"""The form in which a model thinks."""
+ReasoningParser = Literal["auto", "none"] | ReasoningForm
+"""What the operator says of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkMarks:
+    """What reasoning begins and ends with."""
+
+    open: str
+    close: str
+
+
+THINK, MISTRAL = ThinkMarks("<think>", "</think>"), ThinkMarks("[THINK]", "[/THINK]")
+THINK_MARKS: dict[ReasoningForm, ThinkMarks] = {"think": THINK, "mistral": MISTRAL}
 
 
 class Thinking(enum.Enum):
@@ -27,24 +49,23 @@ class Thinking(enum.Enum):
     """The prompt has had it, or the model does not think."""
 
 
-def thinking_after(prompt: str) -> Thinking:
-    if prompt.rstrip().endswith(OPEN):
+def thinking_after(prompt: str, marks: ThinkMarks = THINK) -> Thinking:
+    if prompt.rstrip().endswith(marks.open):
         return Thinking.OPEN
-    return Thinking.OVER if prompt.rstrip().endswith(CLOSE) else Thinking.POSSIBLE
+    return Thinking.OVER if prompt.rstrip().endswith(marks.close) else Thinking.POSSIBLE
 
 
-def thinking_within(message: str) -> Thinking:
+def thinking_within(message: str, marks: ThinkMarks = THINK) -> Thinking:
     """Of a message that is continued."""
-    return Thinking.OPEN if message.rfind(OPEN) > message.rfind(CLOSE) else Thinking.OVER
+    return Thinking.OPEN if message.rfind(marks.open) > message.rfind(marks.close) else Thinking.OVER
 
 
 class ThinkParser:
     """Splits reasoning off; the answer goes to ``answer``. With ``show`` false the reasoning is dropped."""
 
-    _close = Marks([CLOSE])
-
-    def __init__(self, answer: MessageParser, *, is_open: bool, show: bool = True) -> None:
+    def __init__(self, answer: MessageParser, *, is_open: bool, show: bool = True, marks: ThinkMarks = THINK) -> None:
         self._answer = answer
+        self._open, self._close = marks.open, Marks([marks.close])
         self._show = show
         self._held = ""
         self._blank = ""
@@ -73,10 +94,10 @@ class ThinkParser:
 
     def _begin(self) -> MessageDelta:
         start = self._held.lstrip()
-        if start != OPEN and OPEN.startswith(start):
+        if start != self._open and self._open.startswith(start):
             return MessageDelta()
-        if start.startswith(OPEN):
-            self._held, self._state = start.removeprefix(OPEN), self._think
+        if start.startswith(self._open):
+            self._held, self._state = start.removeprefix(self._open), self._think
             self.has_begun = True
         else:
             self._state = self._pass_on
@@ -113,14 +134,14 @@ class ThinkParser:
 
 
 class ReasoningTokens:
-    """Counts those of an output that are reasoning: up to the one that completes ``</think>``, or all without it.
+    """Counts those of an output that are reasoning: up to the one that completes the second mark, or all without it.
 
     Tokens are told one by one, so that the count does not depend on how many arrive together.
     """
 
-    def __init__(self, *, is_open: bool, hidden: Marks | None = None) -> None:
+    def __init__(self, *, is_open: bool, hidden: Marks | None = None, marks: ThinkMarks = THINK) -> None:
         """``hidden``: marks that are no part of the text, see ``WithoutMarks``."""
-        self._thinking = ThinkParser(PlainMessage(), is_open=is_open)
+        self._thinking = ThinkParser(PlainMessage(), is_open=is_open, marks=marks)
         self._parser: MessageParser = self._thinking if hidden is None else WithoutMarks(hidden, self._thinking)
         self._num_read = 0
 

@@ -14,10 +14,12 @@ from typing import Any
 import jinja2
 
 from ....worker.errors import ConfigurationError, InvalidRequest
+from .reasoning import ReasoningParser
 from .support import (
     TemplateSupport,
     ToolForm,
     form_of_calls,
+    form_of_reasoning,
     in_parts,
     shape_of_calls,
     shows_calls,
@@ -75,7 +77,7 @@ class ChatRenderer:
         source: TemplateSource,
         *,
         tool_form: ToolForm | None = None,
-        reasoning: bool | None = None,
+        reasoning: ReasoningParser = "auto",
         limits: RenderLimits = OPERATORS_LIMITS,
     ) -> None:
         self._limits = limits
@@ -114,7 +116,7 @@ class ChatRenderer:
         return template.render({**given, "messages": messages}, self._limits)
 
     def _find_support(
-        self, source: TemplateSource, tool_form: ToolForm | None, reasoning: bool | None
+        self, source: TemplateSource, tool_form: ToolForm | None, reasoning: ReasoningParser
     ) -> TemplateSupport:
         all_sources = "\n".join(source.sources.values())
         form = tool_form or form_of_calls(all_sources, source.added_tokens)
@@ -126,7 +128,6 @@ class ChatRenderer:
                 f"--tool-call-parser: {tool_form}, but {source.name} shows no tools: Octavo describes them itself "
                 "then, in the form hermes"
             )
-        thinks = "</think>" in all_sources or "</think>" in source.added_tokens
         native = shape is not None and form is not None
         variables = frozenset().union(*(template.variables for template in self._templates.values()))
         return TemplateSupport(
@@ -139,7 +140,7 @@ class ChatRenderer:
             null_content=shape is not None and shape.null_content,
             content_parts=parts,
             tool_form=form if native and form else "hermes",
-            reasoning=thinks if reasoning is None else reasoning,
+            reasoning=form_of_reasoning(reasoning, all_sources, source.added_tokens),
             documents="documents" in variables,
             variables=variables - RESERVED - set(self._special_tokens),
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .reasoning import THINK_MARKS, ReasoningForm, ReasoningParser
 from .template import RenderLimitExceeded
 
 ToolForm = Literal["hermes", "llama3_json", "mistral"]
@@ -38,8 +39,8 @@ class TemplateSupport:
     content_parts: bool = False
     """It takes a message's content as a list of parts only."""
     tool_form: ToolForm = "hermes"
-    reasoning: bool = False
-    """The model thinks between <think> and </think> before it answers."""
+    reasoning: ReasoningForm | None = None
+    """How the model thinks before it answers; None: it does not."""
     documents: bool = False
     variables: frozenset[str] = frozenset()
     """What it reads beside messages and tools: what chat_template_kwargs may set."""
@@ -50,7 +51,7 @@ class TemplateSupport:
             return "chat template: none"
         roles = [role for role in ("system", "developer") if getattr(self, role)]
         tools = f"tools {'shown by the template' if self.tools else 'described by Octavo'}, called in the form "
-        thinks = "reasoning split off" if self.reasoning else "no reasoning"
+        thinks = f"reasoning split off in the form {self.reasoning}" if self.reasoning else "no reasoning"
         return f"chat template: roles {', '.join([*roles, 'user', 'assistant'])}; {tools}{self.tool_form}; {thinks}"
 
 
@@ -127,3 +128,17 @@ def form_of_calls(source: str, added_tokens: frozenset[str]) -> ToolForm | None:
     if "<|python_tag|>" in source or "<|python_tag|>" in added_tokens:
         return "llama3_json"
     return None
+
+
+def form_of_reasoning(parser: ReasoningParser, source: str, added_tokens: frozenset[str]) -> ReasoningForm | None:
+    """What ``parser`` says; auto is the form whose last mark the template or the tokenizer knows."""
+    match parser:
+        case "none":
+            return None
+        case "auto":
+            known = (
+                form for form, marks in THINK_MARKS.items() if marks.close in source or marks.close in added_tokens
+            )
+            return next(known, None)
+        case form:
+            return form

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -23,10 +24,11 @@ from starlette.responses import HTMLResponse
 
 from ....worker.errors import OctavoError
 from ...http_config import HttpConfig
+from ...page.endpoint import add_page
 from ...watch.request_watch import Watching
 from ...watch.tracing import open_tracing
 from ..answer.embedding_answer import embedding_answer
-from ..answer.responses import AnswerFormat, ChatFormat, CompletionFormat, answer_format, stream_answer, whole_answer
+from ..answer.responses import AnswerFormat, ChatFormat, CompletionFormat, StreamedAnswer, answer_format, whole_answer
 from ..answer.run import QUEUED, Run, StartingRun
 from ..errors import describe
 from ..model_metrics import ModelsMetrics
@@ -50,6 +52,11 @@ AskedT = TypeVar("AskedT", bound=judging.Asked | judging.AskedEmbedding)
 _CHAT = "/v1/chat/completions"
 _COMPLETION = "/v1/completions"
 _EMBEDDING = "/v1/embeddings"
+_SHOWN_TO_PAGES = (
+    *("x-request-id", "retry-after", "x-should-retry", "x-octavo-group", "x-octavo-cached-tokens"),
+    *("x-octavo-route-reason", "x-octavo-expected-ttft-ms", "x-octavo-queue-ms"),
+)
+"""Headers of answers that scripts of web pages may read: OpenAI's client for browsers goes by the first three."""
 
 
 def build_app(
@@ -74,7 +81,10 @@ def build_app(
     http = http or HttpConfig()
     metrics = metrics or ModelsMetrics([model.name for model in judges.models], gateway="alone")
     watching = Watching(open_tracing(http.otlp_traces_endpoint), keeps_text=http.log_requests)
-    app = FastAPI(title="Octavo", version=version("octavo"), openapi_url=None, lifespan=_closing(judges, watching))
+    lifespan = _closing(judges, watching)
+    app = FastAPI(
+        title="Octavo", version=version("octavo"), openapi_url=None, lifespan=lifespan, redirect_slashes=False
+    )
     _add_middleware(app, http, metrics, watching, answers_request_id)
     _add_error_handlers(app)
     add_operations(app, service, metrics, with_vllm_names=http.vllm_metric_names)
@@ -87,6 +97,7 @@ def build_app(
     app.add_api_route(_EMBEDDING, endpoints.embedding, methods=["POST"])
     add_tokens_endpoints(app, bodies, judges)
     _add_documents(app, judges)
+    add_page(app, service, metrics)
     return app
 
 
@@ -115,6 +126,7 @@ def _add_middleware(
             allow_methods=http.allowed_methods,
             allow_headers=http.allowed_headers,
             allow_credentials=http.allow_credentials,
+            expose_headers=_SHOWN_TO_PAGES,
         )
 
 
@@ -158,7 +170,11 @@ class _Generations:
         async def respond() -> Response:
             nonlocal starting, raw
             body, raw = raw, bytearray()  # a large one must not live as long as its answer takes
-            asked = await self._bodies.judge(judge, body, request.headers)
+            try:
+                asked = await self._bodies.judge(judge, body, request.headers)
+            except (OctavoError, ValidationError):
+                request.state.model = self._bodies.model_named_in(body)
+                raise
             del body
             model = request.state.model = asked.judged.model
             text, metrics = self._text(model), self._metrics[model]
@@ -190,9 +206,9 @@ class _Generations:
         no proxy gives up a request that waits in the router: after that, a refusal is an error event."""
         has_started = await starting.within(self._keepalive_s)
         headers = (await starting.run()).headers() if has_started else {"x-octavo-route-reason": QUEUED}
-        events = stream_answer(starting, shape, request_id=request.state.request_id)
+        answer = StreamedAnswer(starting, shape, request_id=request.state.request_id)
         return EventStream(
-            events,
+            answer.next,
             headers,
             keepalive_s=self._keepalive_s,
             slow_client_timeout_s=self._slow_client_timeout_s,
@@ -214,16 +230,24 @@ def _add_error_handlers(app: FastAPI) -> None:
         return describe(error).response()
 
     async def answer_unrouted(request: Request, error: Exception) -> Response:
-        """Starlette's own 404 and 405, in which only the path is of interest."""
+        """Starlette's own 404 and 405, in which only the path is of interest, and what there is instead."""
         assert isinstance(error, HTTPException)
         if error.status_code in (404, 405):
             word = "Unknown URL" if error.status_code == 404 else "Method not allowed"
-            error = HTTPException(error.status_code, f"{word}: {request.method} {request.url.path}", error.headers)
+            known = f". {_known_urls(app)}" if error.status_code == 404 else ""
+            message = f"{word}: {request.method} {request.url.path}{known}"
+            error = HTTPException(error.status_code, message, error.headers)
         return describe(error).response()
 
     for kind in (OctavoError, ValidationError, orjson.JSONDecodeError):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(HTTPException, answer_unrouted)
+
+
+def _known_urls(app: FastAPI) -> str:
+    paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
+    api = sorted(path for path in paths if path.startswith("/v1/") and "{" not in path)
+    return f"There are {', '.join(api)}; /docs describes them all."
 
 
 def _add_documents(app: FastAPI, judges: Judges) -> None:

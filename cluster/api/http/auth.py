@@ -15,9 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ....worker.errors import ConfigurationError
 from ...http_config import digest, key_digest
+from ...page.files import PAGE_PATHS
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
-"""What needs no key: probes, scrapers, documentation, as in vLLM. Every other path does, also one that is unknown."""
+OPEN_PATHS = PAGE_PATHS | {"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"}
+"""What needs no key, as in vLLM: probes, scrapers, documentation; and the page's files. Every other path does, also one
+that is unknown."""
 
 LOOK_S = 1.0
 """How often the file is looked at, at the most."""

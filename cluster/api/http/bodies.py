@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import orjson
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
@@ -27,6 +28,18 @@ class Bodies:
     async def read(self, request: Request) -> bytearray:
         """Raises HTTPException 408, 413 or 415, or ClientGone."""
         return await read_body(request, self._max_bytes, self._timeout_s)
+
+    def model_named_in(self, raw: bytearray) -> str | None:
+        """The served model that a body asks for which was refused, so that its refusal is counted there; None where
+        that is not to be had at once."""
+        if len(raw) > LARGE_BYTES:
+            return None
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            return None
+        name = body.get("model") if isinstance(body, dict) else None
+        return next((model.name for model in self._judges.models if model.name == name), None)
 
     async def judge(self, judging: Judging[T], raw: bytearray, headers: Headers) -> T:
         """Raises what ``judging`` does here, or what ``BodyWorker.judge`` does."""

@@ -41,7 +41,7 @@ class Envelope:
         headers = Headers(scope=scope)
         identity = request_id(headers)
         watch = self._watching.begin(identity, scope["method"], headers)
-        scope.setdefault("state", {}).update(request_id=identity, watch=watch)
+        scope.setdefault("state", {}).update(request_id=identity, watch=watch, direct_send=send)
         started, status = False, _GONE
 
         async def send_with_id(message: Message) -> None:

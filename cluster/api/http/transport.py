@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -93,28 +93,28 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events from an iterator that ends, and is closed, when the client leaves.
+    """Server-sent events, until ``next_events`` gives none or the client leaves.
 
-    The client's leaving is noticed while the iterator waits, not only when there is something to send. Whenever nothing
+    The client's leaving is noticed while events are awaited, not only when there is something to send. Whenever nothing
     was sent for ``keepalive_s`` a comment is, so that no proxy takes a long queue or prefill for a dead connection.
 
-    The iterator is asked for the next event when the last one could be written: while a client is slow its tokens
-    gather where they come from, and go out together. One that takes nothing for ``slow_client_timeout_s`` is cut off.
-    ``on_close`` is called at the end in every case, also when ``events`` was never begun.
+    The next events are asked for when the last ones could be written: while a client is slow its tokens gather where
+    they come from, and go out together. One that takes nothing for ``slow_client_timeout_s`` is cut off. ``on_close``
+    is called at the end in every case, also when no event was asked for.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes],
+        next_events: Callable[[], Awaitable[bytes]],
         headers: Mapping[str, str],
         *,
         keepalive_s: float | None,
         slow_client_timeout_s: float,
         on_close: Callable[[], None],
     ) -> None:
-        self._events = events
+        self._next_events = next_events
         self._on_close = on_close
         self._keepalive_s = keepalive_s
         self._slow_client_timeout_s = slow_client_timeout_s
@@ -126,16 +126,18 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Between the head and the end, the layers around the route have nothing to do with what is sent.
+        direct_send = scope.get("state", {}).get("direct_send", send)
         try:
-            await self._run(receive, send)
+            await self._run(receive, send, direct_send)
         finally:
             self._on_close()
 
-    async def _run(self, receive: Receive, send: Send) -> None:
+    async def _run(self, receive: Receive, send: Send, direct_send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sender = asyncio.create_task(self._send_events(send))
+        sender = asyncio.create_task(self._send_events(send, direct_send))
         watcher = asyncio.create_task(_disconnected(receive))
-        keeper = asyncio.create_task(self._keep_alive(send))
+        keeper = asyncio.create_task(self._keep_alive(direct_send))
         try:
             await asyncio.wait({sender, watcher, keeper}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -144,12 +146,11 @@ class EventStream(Response):
         if finished:
             sender.result()
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send, direct_send: Send) -> None:
         # A server reports a broken connection either as http.disconnect or as OSError from send.
         with suppress(OSError):
-            async with aclosing(self._events) as events:
-                async for event in events:
-                    await self._send(send, event, more_body=True)
+            while events := await self._next_events():
+                await self._send(direct_send, events, more_body=True)
             await self._send(send, b"", more_body=False)
 
     async def _send(self, send: Send, body: bytes, *, more_body: bool) -> None:

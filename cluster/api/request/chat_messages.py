@@ -7,6 +7,9 @@
 | tool | the same: what the call gave | tool_call_id, required; name |
 
 The role function, functions and function_call are OpenAI's older words for tools, and are refused with the newer one.
+
+An answer may be sent back as OpenAI's client gives it: its helpers ``parse`` and ``stream`` put ``parsed``,
+``parsed_arguments`` and ``index`` into a message, which say again what is beside them.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ def _no_constant(name: str) -> None:
 class CalledFunction(Body):
     name: FunctionName
     arguments: Annotated[str, AfterValidator(_json_object)]
+    parsed_arguments: Any = None
 
 
 class ToolCall(Body):
@@ -64,6 +68,7 @@ class ToolCall(Body):
     id: Identifier
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = None
 
     def template_form(self) -> dict[str, Any]:
         """Templates write the arguments as JSON themselves, so they get the object."""
@@ -86,6 +91,7 @@ class ChatMessage(Body):
     audio: Annotated[Any, only()] = None
     annotations: Annotated[list[Any] | None, only([])] = None
     function_call: Annotated[Any, only()] = None
+    parsed: Any = None
 
     @field_validator("tool_calls", "reasoning_content", "reasoning")
     @classmethod

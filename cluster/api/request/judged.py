@@ -88,14 +88,14 @@ class RequestJudge:
     async def judge_completion(self, body: CompletionRequest, caller: Caller) -> JudgedRequest:
         self._check_combinations(body, caller)
         _check_num_choices(body)
-        prompts = await asyncio.gather(*(self._token_ids(prompt, body) for prompt in body.prompts()))
+        prompts = await asyncio.gather(*(self._token_ids(prompt, body, "prompt") for prompt in body.prompts()))
         grammar = await self._structured.grammar(body)
         return await self._judge(body, "cmpl", prompts, "prompt", caller, grammar, _answer(body))
 
     async def judge_embedding(self, body: EmbeddingRequest, caller: Caller) -> JudgedRequest:
         """One generation, of no token, for each input."""
         self._check_priority(body, caller)
-        prompts = await asyncio.gather(*(self._token_ids(prompt, body) for prompt in body.inputs()))
+        prompts = await asyncio.gather(*(self._token_ids(prompt, body, "input") for prompt in body.inputs()))
         embedding_id, pooling = _new_id("embd"), Pooling(body.pooling or self._model.pooling)
         requests = []
         for index, prompt in enumerate(_cut(prompts, body.truncate_prompt_tokens)):
@@ -120,11 +120,14 @@ class RequestJudge:
         """Tokens beyond which a prompt need not be tokenized to be refused; one that is cut may be of any length."""
         return self._model.max_model_len if body.truncate_prompt_tokens is None else None
 
-    async def _token_ids(self, prompt: str | list[int], body: CompletionRequest | EmbeddingRequest) -> list[int]:
+    async def _token_ids(
+        self, prompt: str | list[int], body: CompletionRequest | EmbeddingRequest, param: str
+    ) -> list[int]:
         if isinstance(prompt, list):
             return prompt
+        special_tokens = body.add_special_tokens is not False
         return await self._text.encode(
-            prompt, max_tokens=self._prompt_limit(body), special_tokens=body.add_special_tokens is not False
+            prompt, max_tokens=self._prompt_limit(body), special_tokens=special_tokens, param=param
         )
 
     async def _judge(

@@ -137,11 +137,16 @@ class TextProcessor:
         else:
             loop = asyncio.get_running_loop()
             text = await loop.run_in_executor(self._untrusted, self._chats.text_by, chat_template, chat)
-        return ChatPrompt(text, await self.encode(text, max_tokens=max_tokens, special_tokens=False))
+        token_ids = await self.encode(text, max_tokens=max_tokens, special_tokens=False, param="messages")
+        return ChatPrompt(text, token_ids)
 
-    async def encode(self, text: str, *, max_tokens: int | None, special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer adds; errors as ``chat_prompt``."""
-        return await self.in_thread(lambda: self._encode(text, max_tokens, special_tokens=special_tokens))
+    async def encode(
+        self, text: str, *, max_tokens: int | None, special_tokens: bool = True, param: str = "prompt"
+    ) -> list[int]:
+        """Token ids of a text, with the special tokens that the tokenizer adds; errors as ``chat_prompt``, of
+        ``param``."""
+        self._check_length(text, max_tokens, param)
+        return await self.in_thread(lambda: self._encode(text, special_tokens=special_tokens))
 
     async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences that spell the words, each at the start of a text and after a space, as vLLM's bad
@@ -170,8 +175,7 @@ class TextProcessor:
         """What ``work`` gives; it is done in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _encode(self, text: str, max_tokens: int | None, *, special_tokens: bool) -> list[int]:
-        self._check_length(text, max_tokens)
+    def _encode(self, text: str, *, special_tokens: bool) -> list[int]:
         # For a batch, even of one, the tokenizer lets go of the GIL: 200 kB would stop the event loop for 0.1 s.
         token_ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)[0].ids
         bos = self._tokenizer.bos_token_id
@@ -179,14 +183,15 @@ class TextProcessor:
             return token_ids[1:]  # the text brought its own
         return token_ids
 
-    def _check_length(self, text: str, max_tokens: int | None) -> None:
+    def _check_length(self, text: str, max_tokens: int | None, param: str) -> None:
         """Refuse what no tokenization can make short enough, before spending seconds on it."""
         if max_tokens is None or self._max_token_chars is None or len(text) <= max_tokens * self._max_token_chars:
             return
         at_least = len(text) // self._max_token_chars
         raise ContextLengthExceeded(
             f"This model's maximum context length is {max_tokens} tokens, but the prompt of {len(text)} characters "
-            f"has at least {at_least} tokens."
+            f"has at least {at_least} tokens.",
+            param=param,
         )
 
 
@@ -208,9 +213,23 @@ def _read_tokenizer(model_dir: Path, chat_template: str | None) -> Any:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model_dir, local_files_only=True)
     except Exception as error:
         raise ConfigurationError(f"model folder {model_dir}: the tokenizer cannot be read: {error}") from error
+    _refuse_ids_without_rows(model_dir, tokenizer)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer
+
+
+def _refuse_ids_without_rows(model_dir: Path, tokenizer: Any) -> None:
+    """Raises ConfigurationError for a token whose id is no row of the model's embedding: a prompt could have it."""
+    rows = _model_tokens(model_dir, tokenizer).vocab_size
+    vocabulary = tokenizer.backend_tokenizer.get_vocab()
+    beyond = {token_id: token for token, token_id in vocabulary.items() if token_id >= rows}
+    if beyond:
+        last = max(beyond)
+        raise ConfigurationError(
+            f"model folder {model_dir}: tokenizer.json has {len(beyond)} tokens that the model has no row for, up to "
+            f"{beyond[last]!r} with the id {last}; vocab_size in config.json is {rows}"
+        )
 
 
 def _template_source(tokenizer: Any) -> TemplateSource | None:
