@@ -12,7 +12,7 @@ export PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check triton diff cases operation clients k8s lint format bench clean
+.PHONY: help setup serve test check triton diff cases operation chaos clients page k8s lint format bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 17
@@ -38,11 +38,17 @@ diff: setup ## random requests and operations in a tiny KV pool, each output aga
 cases: setup ## faults that users of such servers have met, on a real cluster (9 minutes)
 	@.ci/suites cases
 
-operation: setup ## clusters launched, watched, scaled, drained and updated, of several models; chaos (15 minutes)
+operation: setup ## clusters launched, watched, scaled, drained and updated, of several models (15 minutes)
 	@.ci/suites operation
+
+chaos: setup ## processes killed and stopped under streams that must not notice (3 minutes)
+	@.ci/suites chaos
 
 clients: setup ## lm-evaluation-harness, LangChain and schemathesis against a cluster (7 minutes)
 	@.ci/suites clients
+
+page: setup ## the live page in a headless Chromium, over a cluster (4 minutes)
+	@.ci/suites page
 
 k8s: setup ## the manifests, the chart and the Dockerfile, without a cluster (1 minute)
 	@.ci/suites k8s

@@ -15,17 +15,16 @@ from ray import serve
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.serve import Application
 
-from ..kernels.cpu_environment import cpu_environment
 from ..worker.checkpoint.store import resolve_model
 from ..worker.errors import ConfigurationError
-from .autoscaling import DEFAULT_TARGET_TTFT_MS, autoscaling_options
+from .autoscaling import DEFAULT_TARGET_TTFT_MS, DOWNSCALE_DELAY_S, autoscaling_options
 from .config import ServeConfig
 from .config_sources import merge_args
 from .gateway import Gateway
 from .node_wait import num_rank_hosts, wait_for_nodes
 from .placement import GATEWAY_RESOURCE, SMALL, STRATEGIES
 from .placement_watch import demand_of, nodes
-from .plan import NAMESPACE, ClusterPlan, ServePlan, compile_cache, group_deployment
+from .plan import NAMESPACE, ClusterPlan, ServePlan, group_deployment
 from .preflight import check_models, read_chat_template
 from .router_deployment import Router
 from .worker_group import DRAIN_S, WorkerGroup
@@ -72,7 +71,7 @@ def make_plan(config: ServeConfig) -> ClusterPlan:
     device, key = _device(config), _routing_key(config.app_name)
     num_nodes = sum(1 for node in ray.nodes() if node["Alive"])
     configs = [model.for_device(device) for model in config.each_model()]
-    num_ranks = sum((model.replicas or 1) * model.tensor_parallel_size for model in configs)
+    num_ranks = sum(model.most_replicas * model.tensor_parallel_size for model in configs)
     num_ranks_on_machine = -(-num_ranks // num_rank_hosts(device, nodes()))
     models = [_plan_model(model, device, key, num_nodes, num_ranks_on_machine) for model in configs]
     return ClusterPlan(config, tuple(models), key)
@@ -140,7 +139,7 @@ def _groups_of(plan: ServePlan, name: str) -> Application:
         max_constructor_retry_count=1,
         **_serve_logs(plan.config),
     )
-    return groups.bind(plan, worker_environment(plan))
+    return groups.bind(plan)
 
 
 def _how_many(config: ServeConfig) -> dict[str, Any]:
@@ -148,25 +147,20 @@ def _how_many(config: ServeConfig) -> dict[str, Any]:
     if config.max_replicas is None:
         return {"num_replicas": config.replicas}
     target_ms = DEFAULT_TARGET_TTFT_MS if config.target_ttft_ms is None else config.target_ttft_ms
-    return {"autoscaling_config": autoscaling_options(config.replicas or 1, config.max_replicas, target_ms / 1000)}
+    delay_s = DOWNSCALE_DELAY_S if config.downscale_delay_s is None else config.downscale_delay_s
+    bounds = config.replicas or 1, config.max_replicas
+    return {"autoscaling_config": autoscaling_options(*bounds, target_ms / 1000, delay_s)}
 
 
 def _serve_logs(config: ServeConfig) -> dict[str, Any]:
-    """Serve's options for what it logs of a replica itself: JSON where everything else is."""
-    if config.log_format == "text":
-        return {}
-    return {"logging_config": {"encoding": "JSON", "log_level": config.log_level.upper()}}
+    """Serve's options for what it logs of a replica itself: JSON where everything else is, and no line for each request
+    beside ours."""
+    form = {} if config.log_format == "text" else {"encoding": "JSON", "log_level": config.log_level.upper()}
+    return {"logging_config": {"enable_access_log": False, **form}}
 
 
 def _gateway_resources() -> dict[str, float]:
     return {GATEWAY_RESOURCE: SMALL} if GATEWAY_RESOURCE in ray.cluster_resources() else {}
-
-
-def worker_environment(plan: ServePlan) -> dict[str, str]:
-    """Environment variables of the workers' processes."""
-    if plan.device == "cuda":
-        return {}
-    return cpu_environment(plan.num_threads_per_rank) | {"NUMBA_CACHE_DIR": str(compile_cache(plan.config.cache_dir))}
 
 
 def _device(config: ServeConfig) -> Literal["cpu", "cuda"]:

@@ -63,14 +63,14 @@ def _mean(by_replica: dict[Any, float] | None) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def autoscaling_options(least: int, most: int, target_ttft_s: float) -> dict[str, Any]:
+def autoscaling_options(least: int, most: int, target_ttft_s: float, downscale_delay_s: float) -> dict[str, Any]:
     """Serve's ``autoscaling_config``."""
     return {
         "min_replicas": least,
         "initial_replicas": least,
         "max_replicas": most,
         "upscale_delay_s": UPSCALE_DELAY_S,
-        "downscale_delay_s": DOWNSCALE_DELAY_S,
+        "downscale_delay_s": downscale_delay_s,
         "policy": {
             "policy_function": f"{ByOutlook.__module__}:{ByOutlook.__name__}",
             "policy_kwargs": {"target_ttft_s": target_ttft_s},

@@ -108,7 +108,7 @@ def _fetch_command() -> click.Command:
     def fetch(ctx: click.Context, model: str | None, cache_dir: Path | None) -> None:
         with _reported(ctx):
             from ..worker.checkpoint.store import resolve_model
-            from .cli_options import absolute_model
+            from .config_paths import absolute_model
             from .config_sources import setting_values
             from .environment import default_cache_dir
 
@@ -179,6 +179,33 @@ def _simulate_command() -> click.Command:
     return click.Command("simulate", callback=command, help=command.__doc__, params=simulate_parameters())
 
 
+def _bench_command() -> click.Command:
+    entries = {
+        "serve": _Entry("Put load on a server and measure what it does.", _bench_serve_command),
+        "compare": _Entry("Say what differs between two results beyond noise.", _bench_compare_command),
+        "affinity": _Entry("Measure routing policies, each on a cluster of this machine.", _bench_affinity_command),
+    }
+    return LazyGroup("bench", entries=entries, help="Load tests of servers with the OpenAI API.")
+
+
+def _bench_serve_command() -> click.Command:
+    from .load.command import serve_command
+
+    return serve_command(_reported)
+
+
+def _bench_compare_command() -> click.Command:
+    from .load.command import compare_command
+
+    return compare_command(_reported)
+
+
+def _bench_affinity_command() -> click.Command:
+    from .load.affinity import affinity_command
+
+    return affinity_command(_reported)
+
+
 def _launch_command() -> click.Command:
     from .hosts.command import launch_command
 
@@ -246,6 +273,7 @@ main = LazyGroup(
         "update": _Entry("Replace worker groups one after the other.", _update_command),
         "model": _Entry("Download and convert models.", _model_command),
         "top": _Entry("Watch a cluster: models, worker groups, ranks, routing.", _top_command),
+        "bench": _Entry("Put load on a server; compare results.", _bench_command),
         "simulate": _Entry("Replay a trace of requests on a simulated cluster.", _simulate_command),
     },
     help="Serve language models over many GPUs, by the page.",

@@ -56,13 +56,6 @@ def given_values(ctx: click.Context, config: type[BaseModel]) -> dict[str, Any]:
     return {name: value for name, value in ctx.params.items() if name in config.model_fields and _is_given(ctx, name)}
 
 
-def absolute_model(model: str) -> str:
-    """A model that is a path, absolute: the processes that read it run in other folders. A hub id as it is."""
-    path = Path(model).expanduser()
-    is_path = model.startswith((".", "~", "/")) or model.endswith(".gguf") or path.exists()
-    return str(path.absolute()) if model and is_path else model
-
-
 def _is_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 

@@ -11,15 +11,17 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from ..worker.errors import ConfigurationError
-from .cli_options import absolute_model, given_values
+from .cli_options import given_values
 from .config import ServeConfig
 from .config_errors import dotted, field_of, flag, flag_place
 from .config_file import ConfigFile, Location, read_config_file
+from .config_paths import located
 from .environment import PREFIX, setting_variables
 from .model_settings import ModelSettings
 
@@ -113,7 +115,7 @@ def merge(
     values: dict[str, Any] = {}
     sources: dict[Location, Source] = {}
     if file is not None:
-        values |= file.values
+        values |= located(file.values, Path(file.path).expanduser().absolute().parent)
         sources |= {location: Source("file", f"{file.path}:{line}") for location, line in file.lines.items()}
     for given, kind in ((variables, "variable"), (flags, "flag")):
         values |= given
@@ -157,19 +159,8 @@ def _hint(name: str, known: Sequence[str]) -> str:
 
 def _parse(values: dict[str, Any], provenance: Provenance) -> tuple[ServeConfig, Provenance]:
     _check_overrides(values, provenance)
-    _make_absolute(values)
     with provenance.in_errors():
-        return ServeConfig.parse(values, provenance.place), provenance
-
-
-def _make_absolute(values: dict[str, Any]) -> None:
-    """Models that are paths, in place: the processes that read them run in other folders."""
-    entries = values.get("models")
-    if isinstance(entries, list):
-        values["models"] = entries = [dict(entry) if isinstance(entry, dict) else entry for entry in entries]
-    for holder in [values, *(entries if isinstance(entries, list) else [])]:
-        if isinstance(holder, dict) and isinstance(holder.get("model"), str):
-            holder["model"] = absolute_model(holder["model"])
+        return ServeConfig.parse(located(values, Path.cwd()), provenance.place), provenance
 
 
 def _check_overrides(values: Mapping[str, Any], provenance: Provenance) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 from ..worker.errors import InvalidRequest, Unavailable
 from ..worker.messages import Request
+from ..worker.pool_state import PoolState
 from ..worker.routing_hash import RoutingHasher, pack_hashes
 from .api.metrics import merge_metrics
 from .api.model_metrics import ModelsMetrics
 from .api.service import GenerationRequest, Readiness, RouteWishes
-from .generation import ClusterGeneration, Placement, wire_request
+from .generation import ClusterGeneration, Past, Placement, wire_request
 from .registry import GroupRegistry
 from .router_client import RouterClient
 from .router_lines import RouterAway
@@ -88,6 +89,13 @@ class ClusterService:
             raise Unavailable("no worker group could be reached: no prefix cache was reset")
         return dict(zip(groups, numbers, strict=True))
 
+    async def pools(self, most: int) -> Mapping[str, PoolState | None]:
+        """Group → what its block pool looks like, None for one that does not answer; of the first ``most`` by name."""
+        entries = sorted(self.groups.entries.values(), key=lambda entry: entry.group)[:most]
+        clients = {entry.group: self.groups.clients[entry.generation] for entry in entries}
+        states = await asyncio.gather(*(client.pool_state() for client in clients.values()))
+        return dict(zip(clients, states, strict=True))
+
     async def profile(self, num_steps: int, group: str | None, patience_s: float) -> Mapping[str, Mapping[str, Any]]:
         """Group → what its leader says. Raises InvalidRequest for a group that there is not."""
         await self.groups.try_refresh()
@@ -107,13 +115,19 @@ class ClusterService:
 
     # ---- Placer ----
 
-    async def submit(
-        self, request: Request, wishes: RouteWishes, dead: tuple[int, ...], patience_s: float
-    ) -> Placement:
-        return await self._submitter.submit(request, wishes, dead, patience_s)
+    async def submit(self, request: Request, wishes: RouteWishes, past: Past, patience_s: float) -> Placement:
+        return await self._submitter.submit(request, wishes, past, patience_s)
+
+    def is_draining(self, generation: int) -> bool:
+        entry = self.groups.entries.get(generation)
+        return entry is not None and entry.draining
+
+    def acquit(self, request_id: str) -> None:
+        self._submitter.trials.end(request_id)
 
     def ended(self, generation: ClusterGeneration) -> None:
         """A request that a group took is over: it is recorded."""
+        self.acquit(generation.request.request_id)
         if (recorder := self._recorders.get(generation.request.model)) is not None:
             recorder.add(
                 generation.request, generation.arrival_s, generation.num_branches, generation.num_output_tokens

@@ -26,11 +26,14 @@ from ..worker.messages import Registry
 from ..worker.wire import unpack
 from .application import bind, make_plan
 from .config import ServeConfig
+from .front import Front, public_url
+from .haproxy import LOOPBACK
 from .ledgers import accounts, published
 from .phases import Phases
 from .placement_watch import PlacementWatch, check_placement
 from .plan import NAMESPACE, ClusterPlan, router_names
-from .tls import LOOPBACK, TlsFront
+from .stopping import finish_requests
+from .worker_group import DRAIN_S
 
 POLL_S = 0.2
 POLL_TIMEOUT_S = 5.0
@@ -45,7 +48,7 @@ class StartFailed(OctavoError):
 
 @contextlib.contextmanager
 def application(
-    config: ServeConfig, phases: Phases, stop: threading.Event, front: TlsFront | None = None
+    config: ServeConfig, phases: Phases, stop: threading.Event, front: Front | None = None
 ) -> Iterator[str]:
     """The application, deployed and ready, behind ``front`` if there is one; its base URL. It is drained at the end."""
     with contextlib.ExitStack() as undo:
@@ -53,7 +56,7 @@ def application(
 
 
 def bring_up(
-    config: ServeConfig, phases: Phases, stop: threading.Event, front: TlsFront | None, undo: contextlib.ExitStack
+    config: ServeConfig, phases: Phases, stop: threading.Event, front: Front | None, undo: contextlib.ExitStack
 ) -> str:
     """Deploy the application and wait until it is ready; its base URL. ``undo`` gets what takes it down again."""
     logging.getLogger("ray.serve").setLevel(logging.DEBUG if config.log_level == "debug" else logging.WARNING)
@@ -68,7 +71,7 @@ def bring_up(
         _wait_until_ready(plan, url, stop, PlacementWatch(plan, phases.note))
     if not stop.is_set():
         _show_ledgers(config, phases)
-    return url if front is None else f"https://{config.host}:{config.port}{config.route_prefix.rstrip('/')}"
+    return url if front is None else public_url(config)
 
 
 def _drain(config: ServeConfig, phases: Phases, serve_is_ours: bool) -> None:
@@ -85,7 +88,7 @@ def _groups(config: ServeConfig) -> str:
     return f"{groups} worker group{'s' * (groups > 1)} of {ranks} rank{'s' * (ranks > 1)}"
 
 
-def _start_serve(config: ServeConfig, front: TlsFront | None) -> tuple[bool, tuple[str, int]]:
+def _start_serve(config: ServeConfig, front: Front | None) -> tuple[bool, tuple[str, int]]:
     """Whether Serve had to be started, and the address that it listens on."""
     is_ours = _get_global_client(raise_if_no_controller_running=False) is None
     host, port = (config.host, config.port) if front is None else (LOOPBACK, front.port)
@@ -95,22 +98,16 @@ def _start_serve(config: ServeConfig, front: TlsFront | None) -> tuple[bool, tup
 
 
 def stop_serve(app_name: str, num_routers: int, serve_is_ours: bool) -> None:
-    """Delete the application, which drains it; end a Serve that we started, unless others use it now."""
+    """Let the application finish what is under way, and delete it; end a Serve that we started, unless others use it
+    now."""
     with contextlib.suppress(RayError, TimeoutError, RuntimeError):  # the cluster may be half up or half down
-        _announce_drain(app_name, num_routers)
+        finish_requests(app_name, num_routers, DRAIN_S)
         serve.delete(app_name)
         if not serve_is_ours or serve.status().applications:
             return
         # Serve's controller ends itself while it answers, which Ray reports as a failed task.
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             serve.shutdown()
-
-
-def _announce_drain(app_name: str, num_routers: int) -> None:
-    """Let the gateways say that they are not ready, before anything ends."""
-    for router in router_names(app_name, num_routers):
-        with contextlib.suppress(RayError, ValueError):
-            ray.get(ray.get_actor(router, NAMESPACE).drain.remote(), timeout=POLL_TIMEOUT_S)
 
 
 def _deploy(plan: ClusterPlan) -> None:

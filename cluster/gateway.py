@@ -31,6 +31,7 @@ from .plan import NAMESPACE, ClusterPlan, ServePlan, router_names, served_model
 from .router_client import RouterClient
 from .router_lines import RouterAway
 from .send_buffers import SmallSendBuffers
+from .serve_ports import keep_calls_on_the_node
 from .trace_recorder import TraceRecorder
 
 METRICS_PERIOD_S = 1.0
@@ -43,6 +44,7 @@ class Gateway:
     """One replica. The handles of the other deployments only bind the application together."""
 
     async def __init__(self, plan: ClusterPlan, routers: Any, *groups: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+        keep_calls_on_the_node()
         self._id = uuid.uuid4().hex[:12]
         who = {"role": "gateway", "gateway": self._id}
         configure_logs(plan.config.log_level, plan.config.log_format, who, logger="octavo")

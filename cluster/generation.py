@@ -7,7 +7,7 @@ that was delivered changes, and the tokens that follow are those that the first 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -16,10 +16,8 @@ from ..worker.messages import Branch, FinishReason, Request, RouteDecision, Sequ
 from .api.model_metrics import ModelsMetrics
 from .api.service import GenerationRequest, Route, RouteWishes, TokenDelta
 from .group_line import GroupLine
-from .token_stream import FIRST_PROMPT_POSITION, GroupLost, TokenStream
-
-MOST_ATTEMPTS = 3
-"""A request that so many groups died of is not given to another."""
+from .suspicion import Suspicion
+from .token_stream import FIRST_PROMPT_POSITION, GroupLost, TokenStream, nobody
 
 ROUTE_PATIENCE_S = 30.0
 """How long a request whose group died waits for another one, and a new one for the first."""
@@ -34,6 +32,20 @@ class Placement:
     stream: TokenStream
     queued_s: float
     """Seconds that it waited in the router's queue before."""
+    weights: str = ""
+    """Those of the group; see ``GroupReport``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What has become of a request, as far as it matters for where it goes on."""
+
+    dead: tuple[int, ...] = ()
+    """Generations of the groups that it has lost."""
+    weights: str = ""
+    """What its output so far was computed with: nothing else may go on with it. Empty: there is none."""
+    is_suspect: bool = False
+    """See ``suspicion.py``."""
 
 
 class Placer(Protocol):
@@ -41,10 +53,16 @@ class Placer(Protocol):
 
     metrics: ModelsMetrics
 
-    async def submit(
-        self, request: Request, wishes: RouteWishes, dead: tuple[int, ...], patience_s: float
-    ) -> Placement:
+    async def submit(self, request: Request, wishes: RouteWishes, past: Past, patience_s: float) -> Placement:
         """Raises Unavailable or Overloaded."""
+        ...
+
+    def is_draining(self, generation: int) -> bool:
+        """That group was about to end in order, as far as is known."""
+        ...
+
+    def acquit(self, request_id: str) -> None:
+        """The request is no suspect any more, or has left its group."""
         ...
 
     def ended(self, generation: ClusterGeneration) -> None:
@@ -64,7 +82,8 @@ class ClusterGeneration:
     arrival_s: float
     outputs: dict[int, list[int]] = field(init=False)
     """The output so far of each branch that has not ended."""
-    dead: tuple[int, ...] = ()
+    past: Past = Past()
+    suspicion: Suspicion = field(default_factory=Suspicion)
     placement: Placement | None = None
     cached_told: bool = False
     num_branches: int = field(init=False)
@@ -73,6 +92,9 @@ class ClusterGeneration:
     next_prompt_position: int = FIRST_PROMPT_POSITION
     """Of the prompt's tokens, how likely those before it were has been told."""
     is_over: bool = False
+    _wake: Callable[[], None] = nobody
+    _moving: asyncio.Task[TokenDelta | None] | None = None
+    """While it looks for another group."""
 
     def __post_init__(self) -> None:
         self.outputs = {branch.index: [] for branch in self.request.branches}
@@ -97,21 +119,35 @@ class ClusterGeneration:
         limits_s = [limit for limit in (remaining_s, self.request.queue_timeout_s) if limit is not None]
         patience_s = min([ROUTE_PATIENCE_S, *limits_s])
         self.request = replace(self.request, timeout_s=remaining_s)
-        self.placement = await self.service.submit(self.request, self.wishes, self.dead, patience_s)
+        self.placement = await self.service.submit(self.request, self.wishes, self.past, patience_s)
+        self.placement.stream.listen(self._wake)
 
-    async def tokens(self) -> AsyncIterator[TokenDelta]:
-        """New tokens of all branches until each has ended."""
-        while self.outputs:
-            try:
-                for update in await self._placed().stream.take():
-                    if (delta := self._take(update)) is not None:
-                        yield delta
-            except GroupLost as loss:
-                if (failure := await self._move(loss)) is not None:
-                    self._end()
-                    for branch in list(self.outputs):
-                        yield failure._replace(branch=branch)
-                    return
+    def listen(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called whenever there may be something to take."""
+        self._wake = wake
+        self._placed().stream.listen(wake)
+
+    def take(self) -> Sequence[TokenDelta]:
+        """New tokens of all branches; after the last of a group that was lost it begins to move to another one."""
+        if self._moving is not None:
+            if not self._moving.done():
+                return ()
+            moved, self._moving = self._moving, None
+            if (failure := moved.result()) is not None:
+                return self._all_ended(failure)
+        stream = self._placed().stream
+        deltas = [delta for update in stream.take() if (delta := self._take(update)) is not None]
+        if stream.loss is not None and self.outputs:
+            self._moving = asyncio.create_task(self._move(stream.loss))
+            self._moving.add_done_callback(lambda _: self._wake())
+        return deltas
+
+    def _all_ended(self, end: TokenDelta) -> Sequence[TokenDelta]:
+        """All branches end so."""
+        self._end()
+        branches = list(self.outputs)
+        self.outputs.clear()
+        return [end._replace(branch=branch) for branch in branches]
 
     def _take(self, update: SequenceUpdate) -> TokenDelta | None:
         """None where it says nothing that has not been said."""
@@ -119,7 +155,11 @@ class ClusterGeneration:
         if output is None:  # it was ended here, or before a beam search began again
             return None
         output += update.token_ids
-        self.num_output_tokens = max(self.num_output_tokens, len(output))
+        if len(output) > self.num_output_tokens:
+            self.num_output_tokens = len(output)
+        if self.past.is_suspect and self.suspicion.is_disproved(self.num_output_tokens):
+            self.past = replace(self.past, is_suspect=False)
+            self.service.acquit(self.request.request_id)
         if update.finish_reason is not None:
             self._end_branch(update.branch)
         told = self._prompt_once(update) if update.prompt_logprobs else ()
@@ -161,10 +201,9 @@ class ClusterGeneration:
 
     async def _move(self, loss: GroupLost) -> TokenDelta | None:
         """Go on at another group; how the branches end when that fails."""
-        if loss.is_dead:
-            self.dead = (*self.dead, self._placed().client.generation)
-        if self.request.attempt >= MOST_ATTEMPTS:
-            message = f"{MOST_ATTEMPTS} worker groups were lost while they worked on this request"
+        self._note(loss)
+        if self.suspicion.is_proved:
+            message = f"{self.suspicion.num_lost} worker groups were lost while they worked on this request"
             return TokenDelta((), FinishReason.ERROR, error=message)
         self.service.metrics[self.request.model].failovers.inc()
         self.request = self._continuation()
@@ -173,6 +212,19 @@ class ClusterGeneration:
         except (Unavailable, Overloaded) as error:
             return self._not_moved(error)
         return None
+
+    def _note(self, loss: GroupLost) -> None:
+        """What the loss of a group means for the next one."""
+        placement, past = self._placed(), self.past
+        generation = placement.client.generation
+        self.service.acquit(self.request.request_id)
+        if not (loss.is_dead and self.service.is_draining(generation)):
+            self.suspicion.group_lost(self.num_output_tokens)
+        self.past = Past(
+            (*past.dead, generation) if loss.is_dead else past.dead,
+            past.weights or (placement.weights if self._has_begun else ""),
+            self.suspicion.is_suspect,
+        )
 
     def _not_moved(self, error: Unavailable | Overloaded) -> TokenDelta:
         """How the branches end that found no other group. When it was the request's own time that ran out, what there
@@ -193,8 +245,14 @@ class ClusterGeneration:
         if request.sampling.beam_width is not None:
             return request
         branches = tuple(Branch(index, tuple(output)) for index, output in self.outputs.items())
-        begun = len(branches) < len(request.branches) or any(self.outputs.values())
-        return replace(request, branches=branches, queue_timeout_s=None if begun else request.queue_timeout_s)
+        queue_timeout_s = None if self._has_begun else request.queue_timeout_s
+        return replace(request, branches=branches, queue_timeout_s=queue_timeout_s)
+
+    @property
+    def _has_begun(self) -> bool:
+        """There is output, or something was told of the prompt: the client may have read it."""
+        is_told = self.next_prompt_position > FIRST_PROMPT_POSITION
+        return self.num_output_tokens > 0 or len(self.outputs) < self.num_branches or is_told
 
     def _remaining_s(self) -> float | None:
         """What is left of the request's time."""
@@ -220,6 +278,9 @@ class ClusterGeneration:
     def abort(self) -> None:
         """Free what the request holds; harmless when it is over."""
         self.outputs.clear()
+        if self._moving is not None:
+            self._moving.cancel()
+            self._moving = None
         if self.placement is not None:
             self.placement.client.abort(self.request.request_id)
             self._end()

@@ -17,6 +17,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from ..worker.messages import Abort, Poll, Request, SubmitAnswer, TokenFrame
+from ..worker.pool_state import PoolState
 from ..worker.wire import pack
 from .group_line import GroupLine
 from .leader_line import Answer, LeaderLine
@@ -26,6 +27,8 @@ POLL_S = 1.0
 """The leader answers a poll after so long, with or without tokens."""
 
 CALL_TIMEOUT_S = 10.0
+LOOK_TIMEOUT_S = 1.0
+"""For a look at a pool: one that somebody waits for to see all groups."""
 PROFILE_TIMEOUT_S = 90.0
 """For a trace to be written, after its steps."""
 
@@ -143,6 +146,14 @@ class GroupClient(GroupLine):
             return dict(await asyncio.wait_for(call, patience_s + PROFILE_TIMEOUT_S))
         except (RayError, TimeoutError):
             return {"error": "the worker group did not answer"}
+
+    async def pool_state(self) -> PoolState | None:
+        """What the group's block pool looks like; None when it does not answer soon."""
+        try:
+            state: PoolState = await asyncio.wait_for(self._leader.pool_state.remote(), LOOK_TIMEOUT_S)
+            return state
+        except (RayError, TimeoutError):
+            return None
 
     def close(self) -> None:
         """The group is of no interest any more; no request is under way here."""

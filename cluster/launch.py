@@ -12,15 +12,20 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from ..worker.errors import ConfigurationError
 from .config import ServeConfig
 from .environment import read_environment
+from .front import Front, front_of
+from .haproxy import write_haproxy
+from .joining import join
 from .local_ray import (
     OBJECT_STORE_BYTES,
+    ONE_MACHINE,
     adopt_orphans,
-    auth_environment,
+    driver_environment,
     free_ports,
     no_process_left,
     own_ray_environment,
@@ -32,7 +37,7 @@ from .plan import NAMESPACE
 from .preflight import check_api_keys, check_models
 from .preflight_memory import check_memory
 from .supervisor import become_child
-from .tls import TlsFront, check_tls, tls_front
+from .tls import check_tls
 
 
 def serve(config: ServeConfig) -> None:
@@ -51,10 +56,9 @@ def serve(config: ServeConfig) -> None:
     os.chdir(config.cache_dir)
     adopt_orphans()
     with no_process_left(), scratch_folder() as scratch:
-        front = tls_front(config, scratch)
-        set_environment(auth_environment(read_environment(), joining=config.address is not None))
+        front = front_of(config, scratch) if config.address is None else None
         if config.address is None:
-            set_environment(own_ray_environment(scratch, front.section if front else None))
+            _prepare_ray(scratch, front)
         stop = threading.Event()
         _stop_on_signals(stop)
         with _ray(config, phases, stop), _application(config, phases, stop, front) as url:
@@ -64,9 +68,16 @@ def serve(config: ServeConfig) -> None:
             phases.note("stopping: requests under way are finished first")
 
 
+def _prepare_ray(scratch: Path, front: Front | None) -> None:
+    environment = own_ray_environment(scratch, front.section if front else None)
+    write_haproxy(environment)
+    set_environment(driver_environment(read_environment(), joining=False) | environment)
+    set_environment({name: value for name, value in ONE_MACHINE.items() if name not in os.environ})
+
+
 def with_port(config: ServeConfig) -> ServeConfig:
     """Refuse a port that is taken, before anything is started; choose one for 0."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((config.host, config.port))
@@ -99,15 +110,12 @@ def _ray(config: ServeConfig, phases: Phases, stop: threading.Event) -> Iterator
     """A Ray of our own, or the one at ``--address``."""
     with phases.phase("importing Ray"):
         import ray
-        from ray.exceptions import RayError
-    with phases.phase(f"joining Ray at {config.address}" if config.address else "starting Ray"):
-        try:
+    if config.address is None:
+        with phases.phase("starting Ray"):
             ray.init(**_ray_options(config))
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            if config.address is None:
-                raise
-            reason = str(error).strip().split("\n")[0]
-            raise ConfigurationError(f"--address: no Ray can be joined at {config.address}: {reason}") from error
+    else:
+        with phases.phase(f"joining Ray at {config.address}"):
+            join(config.address, log_to_driver=config.log_level == "debug")
     _stop_on_signals(stop)
     try:
         yield
@@ -117,9 +125,6 @@ def _ray(config: ServeConfig, phases: Phases, stop: threading.Event) -> Iterator
 
 
 def _ray_options(config: ServeConfig) -> dict[str, Any]:
-    common = {"namespace": NAMESPACE, "logging_level": logging.ERROR, "log_to_driver": config.log_level == "debug"}
-    if config.address:
-        return {"address": config.address, **common}
     num_ranks = sum(
         (model.max_replicas or model.replicas or 2) * model.tensor_parallel_size for model in config.each_model()
     )
@@ -129,12 +134,14 @@ def _ray_options(config: ServeConfig) -> dict[str, Any]:
         "num_cpus": max(os.cpu_count() or 1, num_ranks + 2),
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE_BYTES,
-        **common,
+        "namespace": NAMESPACE,
+        "logging_level": logging.ERROR,
+        "log_to_driver": config.log_level == "debug",
     }
 
 
 def _application(
-    config: ServeConfig, phases: Phases, stop: threading.Event, front: TlsFront | None
+    config: ServeConfig, phases: Phases, stop: threading.Event, front: Front | None
 ) -> AbstractContextManager[str]:
     from .deploy import application
 

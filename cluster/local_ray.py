@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from .environment import Environment
+from .haproxy import LOOPBACK, haproxy_environment
 
 _LASTING_PORTS = range(20_000, 32_768)
 """Below the range of outgoing connections, which begins at 32,768 on Linux unless it was changed."""
@@ -24,18 +25,20 @@ _LASTING_PORTS = range(20_000, 32_768)
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 """Octavo passes nothing large through Ray's object store; Ray takes no less than 75 MiB."""
 
-HAPROXY_BALANCE = "leastconn\n    no option splice-request\n    no option splice-response"
-"""HAProxy 2.8 with ``option splice-request``, which Serve sets, often overlooks that a client has gone whose request
-came in two pieces, and the request is computed to its end for nobody. There is no variable for splicing; the value of
-this one stands at the end of the section in which a later option wins."""
+NICENESS = {"RAY_worker_niceness": "0"}
+"""Ray would give a process that has come up 15 of niceness: ranks that run would starve while others import and load
+at 0. Ours stand back while they come up instead (``worker/modesty.py``)."""
 
-HAPROXY_LOG = """127.0.0.1:514 local0 info
-    tune.sndbuf.client 65536
-    tune.rcvbuf.server 65536
-    #"""
-"""Of answers that a client does not read HAProxy's connections hold no more than these bytes each (megabytes without
-them), so that the gateway notices. There is no variable for them; the value of this one stands in the section that they
-belong in, before the words ``local0 info``."""
+_KEEPS_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray puts another address of the machine in the place of 127.0.0.1, also where it is given as such, and a node with
+another address listens on all interfaces. On two systems it does not do that, and this asks for the same."""
+
+LOG_ROTATION = {"RAY_ROTATION_MAX_BYTES": str(64 * 2**20), "RAY_ROTATION_BACKUP_COUNT": "3"}
+"""Of the files that hold what a process writes to its stderr and stdout: without them Ray lets those of workers grow.
+Where they are set already, they stay."""
+
+ONE_MACHINE = LOG_ROTATION | {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Where all ranks are on this machine. What is set already stays."""
 
 LEFTOVER_S = 10.0
 """How long processes may take to end by themselves when Ray has been shut down."""
@@ -49,7 +52,7 @@ def free_ports(count: int, host: str = "") -> list[int]:
     ports: list[int] = []
     with contextlib.ExitStack() as stack:
         for candidate in (*random.sample(_LASTING_PORTS, 100 * count), *[0] * count):
-            probe = stack.enter_context(socket.socket())
+            probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             with contextlib.suppress(OSError):
                 probe.bind((host, candidate))
                 ports.append(int(probe.getsockname()[1]))
@@ -58,11 +61,16 @@ def free_ports(count: int, host: str = "") -> list[int]:
     raise OSError(errno.EADDRINUSE, f"there are no {count} free ports")
 
 
-def auth_environment(environment: Environment, *, joining: bool) -> dict[str, str]:
-    """How Ray's processes authenticate: always said, since left out they come to different conclusions.
+def driver_environment(environment: Environment, *, joining: bool) -> dict[str, str]:
+    """What a process needs before it imports Ray, whether it starts one or joins one.
 
-    A Ray of our own gets a token that nobody else knows; one that is joined gets what the environment has.
+    How Ray's processes authenticate is always said, since left out they come to different conclusions. A Ray of our own
+    gets a token that nobody else knows; one that is joined gets what the environment has.
     """
+    return _KEEPS_LOOPBACK | _authentication(environment, joining=joining)
+
+
+def _authentication(environment: Environment, *, joining: bool) -> dict[str, str]:
     has_token = bool(environment.ray_auth_token or environment.ray_auth_token_path)
     mode = environment.ray_auth_mode or ("disabled" if joining and not has_token else "token")
     if mode == "token" and not has_token and not joining:
@@ -73,26 +81,19 @@ def auth_environment(environment: Environment, *, joining: bool) -> dict[str, st
 def own_ray_environment(scratch: Path, haproxy_section: str | None = None) -> dict[str, str]:
     """Further variables of a Ray of our own, for this process and all that it starts.
 
-    HAProxy carries streamed tokens at half the cost of Serve's own proxy; its files and ports are ours alone, so that
-    several clusters fit on one machine. ``haproxy_section`` is put into its configuration (``tls.py``).
+    HAProxy carries streamed tokens at half the cost of Serve's own proxy. ``haproxy_section`` is put into its
+    configuration (``front.py``), and ``write_haproxy`` must be called before it starts.
     """
-    metrics, stats = free_ports(2)
-    return {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "admin.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "server-state"),
-        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "\n".join(
-            [HAPROXY_BALANCE, *([haproxy_section] if haproxy_section else [])]
-        ),
-        "RAY_SERVE_HAPROXY_LOG_TARGET": HAPROXY_LOG,
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    metrics, stats = free_ports(2, LOOPBACK)
+    return (
+        haproxy_environment(scratch, haproxy_section, metrics_port=metrics, stats_port=stats)
+        | NICENESS
+        | {
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+    )
 
 
 @contextlib.contextmanager

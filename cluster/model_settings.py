@@ -5,7 +5,6 @@ The fields stand at the top of a configuration, for every model, or in an entry 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,9 +20,13 @@ DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 
 
-def _folder_or(*words: str) -> Callable[[str], str]:
-    """A path is made absolute, since the cluster runs in another folder; the words are kept."""
-    return lambda value: value if value in words else str(Path(value).expanduser().absolute())
+NO_FOLDER = ("auto", "none")
+"""What --generation-config can be beside a folder."""
+
+
+def _folder_or_word(value: str) -> str:
+    """A path is made absolute, since the cluster runs in another folder."""
+    return value if value in NO_FOLDER else str(Path(value).expanduser().absolute())
 
 
 class ModelSettings(Settings):
@@ -41,6 +44,8 @@ class ModelSettings(Settings):
     blocks need. Default: always --replicas."""
     target_ttft_ms: Annotated[float, Field(gt=0, le=600000, allow_inf_nan=False)] | None = None
     """Expected milliseconds to the first token from which --max-replicas adds worker groups. Default: 1000."""
+    downscale_delay_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] | None = None
+    """Seconds for which there must be too many worker groups before --max-replicas takes one away. Default: 300."""
     tensor_parallel_size: Annotated[Count, Field(le=64)] = 1
     """Workers, each with a device of its own, that one copy of the model is split over."""
     placement: Placement = "node"
@@ -62,7 +67,7 @@ class ModelSettings(Settings):
     max_output_tokens: Count | None = None
     """Tokens that a request may generate for each choice at the most. Default: what the context leaves."""
 
-    generation_config: Annotated[Text, AfterValidator(_folder_or("auto", "none"))] = "auto"
+    generation_config: Annotated[Text, AfterValidator(_folder_or_word)] = "auto"
     """Defaults of temperature, top_p, top_k, min_p and repetition_penalty in requests without them: auto is the model's
     own generation_config.json, none is OpenAI's, else the folder of another such file."""
     max_logprobs: Annotated[int, Field(ge=0, le=1024)] = 20
@@ -75,9 +80,9 @@ class ModelSettings(Settings):
     """Let requests bring a chat template of their own, which is a program; it is run in a sandbox, for seconds."""
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = "auto"
     """The form in which the model calls tools; auto tells it by the chat template."""
-    reasoning_parser: Literal["auto", "none", "think"] = "auto"
-    """How reasoning is told from the answer: think is between <think> and </think>; auto tells it by the chat
-    template."""
+    reasoning_parser: Literal["auto", "none", "think", "mistral"] = "auto"
+    """How reasoning is told from the answer: think is between <think> and </think>, mistral between [THINK] and
+    [/THINK]; auto tells it by the chat template."""
 
     target_itl_ms: Annotated[float, Field(gt=0, le=60000, allow_inf_nan=False)] | None = None
     """Milliseconds that running streams shall wait for a token at the most; prompts are computed in smaller pieces
@@ -103,6 +108,11 @@ class ModelSettings(Settings):
     CPUs. Default: 0.9."""
     num_gpu_blocks_override: Annotated[int, Field(ge=2)] | None = None
     """KV blocks of each worker, whatever its memory; for tests."""
+
+    @property
+    def most_replicas(self) -> int:
+        """Worker groups that there may be at once; decided for a device, which may say how many there are without."""
+        return self.max_replicas or self.replicas or 1
 
     def check_context(self, length: int) -> None:
         """Raises ConfigurationError for a setting that cannot be with sequences of ``length`` tokens."""
@@ -135,11 +145,13 @@ class ModelSettings(Settings):
     def _check_replicas(self) -> None:
         if self.max_replicas is not None:
             _at_least("max_replicas", self.max_replicas, "replicas", self.replicas or 1)
-        elif self.target_ttft_ms is not None:
-            raise ConfigurationError(
-                f"--target-ttft-ms {self.target_ttft_ms:g} says nothing without --max-replicas, up to which it adds"
-                " worker groups"
-            )
+            return
+        for name in ("target_ttft_ms", "downscale_delay_s"):
+            if (value := getattr(self, name)) is not None:
+                raise ConfigurationError(
+                    f"--{name.replace('_', '-')} {value:g} says nothing without --max-replicas, up to which there are"
+                    " more worker groups where they are needed"
+                )
 
     def _check_invariance(self, device: str) -> None:
         if not self.batch_invariant:

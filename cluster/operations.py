@@ -7,8 +7,6 @@ when the time for that is over. Gateways and routers stay as they are.
 from __future__ import annotations
 
 import contextlib
-import logging
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray._private.utils import read_ray_address
 from ray.exceptions import RayError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.context import _get_global_client
@@ -35,7 +32,6 @@ from .plan import NAMESPACE, router_names
 
 ANSWER_S = 15.0
 POLL_S = 0.3
-REACH_S = 5.0
 STOP_S = 30.0
 """What a drained group takes to leave the cluster, at the most."""
 
@@ -56,16 +52,8 @@ class Group:
 
 
 @contextlib.contextmanager
-def cluster(address: str | None, app_name: str, note: Callable[[str], None]) -> Iterator[Operator]:
-    """The application on the Ray at ``address``, None: this machine's. Raises ConfigurationError when there is none."""
-    address = _reachable(address)
-    try:
-        ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ConfigurationError(
-            f"--address: {reason}; is RAY_AUTH_TOKEN the token of {address}, and this machine one of its nodes?"
-        ) from error
+def cluster(address: str, app_name: str, note: Callable[[str], None]) -> Iterator[Operator]:
+    """The application on the Ray at ``address``, which was joined. Raises ConfigurationError when there is none."""
     try:
         names = _deployments(app_name)
         if not names:
@@ -73,22 +61,6 @@ def cluster(address: str | None, app_name: str, note: Callable[[str], None]) -> 
         yield Operator(app_name, note)
     finally:
         ray.shutdown()
-
-
-def _reachable(address: str | None) -> str:
-    """The address, or that of the Ray that was started last on this machine. Ray itself would try for a minute and a
-    half."""
-    address = address or read_ray_address()
-    host, _, port = (address or "").rpartition(":")
-    if address is None or not port.isdecimal():
-        raise ConfigurationError(
-            f"--address: must be HOST:PORT of a Ray, got {address}" if address else "--address: no Ray runs here"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
-    except OSError as error:
-        raise ConfigurationError(f"--address: nothing answers at {address}: {error.strerror or error}") from error
-    return address
 
 
 def _deployments(app_name: str) -> set[str]:
@@ -173,7 +145,8 @@ class Operator:
         """Replace every group of the model, one after the other, by one with ``values`` changed; without any, by one
         that reads its weights and its code anew.
 
-        ``surge``: one more comes up first, so that there are never fewer than before. Raises ConfigurationError.
+        ``surge``: one more comes up first, so that there are never fewer than before. The last group with the old
+        weights gets ``timeout_s`` for its streams, which can go on nowhere else. Raises ConfigurationError.
         """
         card = self._card(model)
         old = sorted(name for name, group in self.groups().items() if group.entry.model == card.served_model_name)
@@ -187,12 +160,18 @@ class Operator:
             self.scale(card.served_model_name, len(old) + 1, timeout_s)
         count = len(old) + surge
         for number, name in enumerate(old, start=1):
-            self.drain(name, limit_s)
+            self.drain(name, limit_s if self._is_replaceable(name) else max(limit_s, timeout_s))
             if surge and number == len(old):
                 self._set_target(card, len(old))
                 count = len(old)
             self._wait(lambda count=count: self._num_serving(card) >= count, timeout_s, f"{count} worker groups")  # type: ignore[misc]
             self._note(f"{number} of {len(old)} worker groups replaced")
+
+    def _is_replaceable(self, name: str) -> bool:
+        """Whether other groups compute with the weights that this one has."""
+        entries = {entry.group: entry for entry in (group.entry for group in self.groups().values())}
+        others = [entry for entry in entries.values() if entry.group != name and not entry.draining]
+        return name not in entries or any(entry.weights == entries[name].weights for entry in others)
 
     def _card(self, model: str | None) -> GroupsCard:
         cards = group_updates.cards(self._app_name)

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import click
 
-from .cli_options import absolute_model, config_parameters, given_values
+from .cli_options import config_parameters, given_values
 from .config import ServeConfig
-from .environment import read_environment
+from .config_paths import absolute_model
 
 Reported: TypeAlias = Callable[[click.Context], AbstractContextManager[None]]
 
@@ -84,7 +84,8 @@ def update_command(reported: Reported) -> click.Command:
         """Replace the worker groups of a model one after the other, with the settings given here.
 
         Without any, the new groups read weights and code anew. Other settings concern gateways and routers too, and
-        need a new deployment. Streams that have not finished after --limit-s go on at another group, maybe a new one.
+        need a new deployment. Streams that have not finished after --limit-s go on at another group with the same
+        weights; where the last such group is replaced they get up to --timeout-s, and end with an error after that.
         """
         with reported(ctx):
             values = {name: value for name, value in given_values(ctx, ServeConfig).items() if name in UPDATABLE}
@@ -101,15 +102,12 @@ def update_command(reported: Reported) -> click.Command:
 
 
 def _operator(where: dict[str, Any]) -> AbstractContextManager[Any]:
-    from .local_ray import auth_environment, set_environment
+    from .joining import join
 
-    environment = read_environment()
-    set_environment(auth_environment(environment, joining=True))  # before Ray is imported, which reads it once
+    address = join(where["address"])
     from .operations import cluster
 
-    return cluster(
-        where["address"] or environment.ray_address, where["app_name"], lambda line: click.echo(line, err=True)
-    )
+    return cluster(address, where["app_name"], lambda line: click.echo(line, err=True))
 
 
 def _where() -> list[click.Parameter]:

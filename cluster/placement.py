@@ -53,6 +53,8 @@ class Demand:
     group_size: int
     rank: Resources
     placement: Placement
+    flag: str = "--replicas"
+    """What says how many groups there are."""
 
     @property
     def bundles(self) -> list[dict[str, float]]:
@@ -100,7 +102,8 @@ def _joint_refusal(demands: Sequence[Demand], nodes: Sequence[Node]) -> str | No
         wanted = sum(demand.num_groups * sum(each.get(name, 0.0) for each in demand.bundles) for demand in demands)
         if wanted > sum(node.total.get(name, 0.0) for node in nodes) + _ROUNDING:
             groups = " and ".join(map(str, demands))
-            return f"{groups} do not fit together: {_listed(demands[0], nodes)}; lower --replicas, or add nodes"
+            flags = " or ".join(dict.fromkeys(demand.flag for demand in demands))
+            return f"{groups} do not fit together: {_listed(demands[0], nodes)}; lower {flags}, or add nodes"
     return None
 
 
@@ -114,7 +117,7 @@ def _does(demand: Demand) -> str:
 
 def _advice(demand: Demand, nodes: Sequence[Node], fits: int) -> str:
     if fits > 0:
-        return f"at most --replicas {fits}, or add nodes"
+        return f"at most {demand.flag} {fits}, or add nodes"
     elsewhere = Demand(1, demand.group_size, demand.rank, "nodes")
     if demand.placement != "nodes" and num_fitting(elsewhere, [node.total for node in nodes]):
         return "let a group's ranks lie on any nodes (--placement nodes), or lower --tensor-parallel-size"

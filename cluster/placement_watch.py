@@ -9,7 +9,7 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from ..worker.errors import ConfigurationError
-from .demands import model_demand
+from .demands import model_demand, most_demanded
 from .placement import Demand, Node, bundles_by_node, refusal, supply
 from .plan import ClusterPlan, ServePlan
 
@@ -34,12 +34,17 @@ def nodes() -> list[Node]:
 def check_placement(plan: ClusterPlan, note: Callable[[str], None]) -> None:
     """Raises ConfigurationError when the groups can never have their place. A cluster that was joined may grow; there
     it is only said."""
-    reason = refusal([demand_of(model) for model in plan.models], nodes())
+    there = nodes()
+    reason = refusal([demand_of(model) for model in plan.models], there) or _refusal_of_more(plan, there)
     if reason is None:
         return
     if plan.config.address is None:
         raise ConfigurationError(reason)
     note(f"waiting for the cluster to grow: {reason}")
+
+
+def _refusal_of_more(plan: ClusterPlan, there: list[Node]) -> str | None:
+    return refusal(most_demanded(plan.config, plan.device), there)
 
 
 class PlacementWatch:

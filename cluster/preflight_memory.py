@@ -41,7 +41,7 @@ def check_memory(config: ServeConfig, folders: Sequence[Path]) -> None:
 
 
 class _Need(NamedTuple):
-    """What the worker groups of one model take, without KV."""
+    """What the worker groups of one model take at the most, without KV."""
 
     config: ServeConfig
     folder: Path
@@ -55,12 +55,13 @@ class _Need(NamedTuple):
 
 def _need_of(config: ServeConfig, folder: Path) -> _Need:
     group_bytes = _weight_bytes(config, folder) + config.tensor_parallel_size * _PROCESS_BYTES
-    return _Need(config, folder, config.replicas or 1, group_bytes)
+    return _Need(config, folder, config.most_replicas, group_bytes)
 
 
 def _too_large(needs: Sequence[_Need], total: int, available: int) -> str:
     groups = f"{sum(need.replicas for need in needs)} worker groups need about {total / 2**30:.1f} GiB for weights and"
-    told = f"--replicas: {groups} processes, but {available / 2**30:.1f} GiB are available"
+    flag = "--max-replicas" if any(need.config.max_replicas for need in needs) else "--replicas"
+    told = f"{flag}: {groups} processes, but {available / 2**30:.1f} GiB are available"
     if len(needs) == 1:
         return f"{told}; at most {available // needs[0].group_bytes}"
     shares = [f"models.{index}: {need.replicas} × {gib(need.group_bytes)}" for index, need in enumerate(needs)]
@@ -81,7 +82,7 @@ def _check_pools(config: ServeConfig, folder: Path, left: int) -> None:
     """
     if (pools := _set_pools(config, folder)) is None:
         return
-    num_ranks = (config.replicas or 1) * config.tensor_parallel_size
+    num_ranks = config.most_replicas * config.tensor_parallel_size
     if num_ranks * pools.rank_bytes > left:
         raise ConfigurationError(
             f"{pools.flag} is {pools.value}, which takes {gib(num_ranks * pools.rank_bytes)} for the KV of {num_ranks}"

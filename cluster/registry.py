@@ -82,6 +82,11 @@ class GroupRegistry:
         pairs = [(entry, self.clients[generation]) for generation, entry in self.entries.items()]
         return [(entry, client) for entry, client in pairs if not entry.draining and not client.lost]
 
+    def weights(self, generation: int) -> str:
+        """Of a group; empty for one that is not in the registry."""
+        entry = self.entries.get(generation)
+        return "" if entry is None else entry.weights
+
     async def client(self, generation: int) -> GroupClient | None:
         """None for a group that is lost, or unknown to the router too."""
         if generation not in self.clients:

@@ -13,12 +13,14 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..router.actor import RouterCore
 from ..router.config import RouterConfig
 from ..router.tenants import TenantLimits
 from .config import DEFAULT_PRIORITY_AGING_S, ServeConfig
 from .plan import NAMESPACE, ClusterPlan, compile_cache, router_names
+from .serve_ports import keep_calls_on_the_node
 
 START_TIMEOUT_S = 30.0
 HEALTH_TIMEOUT_S = 5.0
@@ -31,6 +33,7 @@ class Router:
     """A call through Serve costs several times one on an actor, so gateways and leaders call the actor."""
 
     async def __init__(self, plan: ClusterPlan, index: int) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+        keep_calls_on_the_node()
         names = router_names(serve.get_replica_context().app_name, plan.config.num_routers)
         self._name = names[index]
         self._compile_cache = str(compile_cache(plan.config.cache_dir))
@@ -48,13 +51,18 @@ class Router:
         self._watcher = asyncio.create_task(self._watch())
 
     async def _create(self) -> Any:
-        """The name of an actor that was killed for good is free after a moment."""
+        """Beside this replica: what books nothing would be put on the head, with which all routers would go.
+
+        The name of an actor that was killed for good is free after a moment.
+        """
+        node = ray.get_runtime_context().get_node_id()
         end = asyncio.get_running_loop().time() + START_TIMEOUT_S
         options = {
             "name": self._name,
             "namespace": NAMESPACE,
             "num_cpus": 0,
             "max_concurrency": 10_000,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
             "runtime_env": {"env_vars": {"NUMBA_CACHE_DIR": self._compile_cache}},
         }
         while True:

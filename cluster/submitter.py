@@ -12,12 +12,13 @@ from ..worker.messages import Request, RouteDecision, RouteQuery
 from ..worker.sequence import reads_whole_prompt
 from .api.model_metrics import ModelsMetrics
 from .api.service import RouteWishes
-from .generation import Placement
+from .generation import Past, Placement
 from .group_client import GroupClient, GroupFull
 from .group_line import num_sequences
 from .registry import GroupRegistry
 from .router_client import RouterClient
 from .router_lines import RouterAway
+from .suspicion import Trials
 from .token_stream import GroupLost
 
 RETRY_PAUSE_S = 0.2
@@ -28,6 +29,7 @@ GROUPS_FULL = "groups_full"
 
 ADMISSION_REFUSALS = frozenset(reason.value for reason in RefusalReason)
 NOT_ALLOWED = Reason.NOT_ALLOWED.value
+STOPPING = Reason.STOPPING.value
 ERROR = "error"
 """The router's word for a query that it failed on."""
 
@@ -39,11 +41,10 @@ class Submitter:
         self._router = router
         self._groups = groups
         self._metrics = metrics
+        self.trials = Trials()
 
-    async def submit(
-        self, request: Request, wishes: RouteWishes, dead: tuple[int, ...], patience_s: float
-    ) -> Placement:
-        """Give ``request`` to the group that the router chooses, not to one in ``dead``.
+    async def submit(self, request: Request, wishes: RouteWishes, past: Past, patience_s: float) -> Placement:
+        """Give ``request`` to the group that the router chooses, of those that its ``past`` leaves.
 
         A group whose queue is full is passed over. When all are full, or the router refuses it, a new request is
         refused at once; one that was under way goes on asking, up to ``patience_s``. The time in the router's queue
@@ -51,37 +52,49 @@ class Submitter:
         """
         loop = asyncio.get_running_loop()
         start, queued_s = loop.time(), 0.0
-        avoid = dead
+        avoid = past.dead
         refusals: list[GroupFull] = []
         while True:
             asked = loop.time()
             try:
-                decision = await self._decide(_aged(request, asked - start, queued_s), wishes, avoid)
+                taken = self.trials.groups if past.is_suspect else ()
+                decision = await self._decide(_aged(request, asked - start, queued_s), wishes, (*avoid, *taken))
                 if decision.queued:
                     queued_s += loop.time() - asked
-                if (client := await self._client(decision)) is not None:
+                if (client := await self._client(decision, past)) is not None:
+                    if past.is_suspect:
+                        self.trials.begin(request.request_id, decision.generation)
                     placed = _aged(request, loop.time() - start, queued_s)
                     placed = replace(placed, expected_cached_tokens=decision.expected_cached_tokens)
-                    return self._placed(
-                        Placement(decision, client, await client.submit(placed), queued_s), request.model
-                    )
+                    stream = await client.submit(placed)
+                    weights = self._groups.weights(decision.generation)
+                    return self._placed(Placement(decision, client, stream, queued_s, weights), request.model)
             except GroupFull as refusal:
                 refusals.append(refusal)
             except GroupLost:
                 pass
             except BaseException:
-                self._router.cancel(request.request_id)
+                self._take_back(request.request_id)
                 raise
-            self._router.cancel(request.request_id)
+            self._take_back(request.request_id)
             if decision.group is not None:
                 avoid = (*avoid, decision.generation)
                 continue
             patience_is_over = loop.time() - start - queued_s > patience_s
-            if patience_is_over or (request.attempt == 1 and await self._is_final(decision, wishes, refusals)):
-                raise _not_placed(decision, refusals)
-            avoid = dead  # nobody else is left: one that did not answer a moment ago may do so now
+            if patience_is_over and past.is_suspect:
+                past = replace(past, is_suspect=False)  # rather beside another one than not at all
+                continue
+            is_hopeless = patience_is_over or decision.reason == STOPPING
+            if is_hopeless or (request.attempt == 1 and await self._is_final(decision, wishes, refusals)):
+                raise self._not_placed(decision, refusals, past)
+            avoid = past.dead  # nobody else is left: one that did not answer a moment ago may do so now
             refusals = []
             await asyncio.sleep(RETRY_PAUSE_S)
+
+    def _take_back(self, request_id: str) -> None:
+        """The group that was chosen does not have it."""
+        self._router.cancel(request_id)
+        self.trials.end(request_id)
 
     def _placed(self, placement: Placement, model: str) -> Placement:
         if placement.queued_s > 0.0:
@@ -139,8 +152,26 @@ class Submitter:
         entry = min(allowed, key=lambda place: (*place[:2], place[2].generation))[2]
         return RouteDecision(query.request_id, entry.group, entry.generation, 0, ROUTER_AWAY)
 
-    async def _client(self, decision: RouteDecision) -> GroupClient | None:
-        return None if decision.group is None else await self._groups.client(decision.generation)
+    async def _client(self, decision: RouteDecision, past: Past) -> GroupClient | None:
+        """None where no group was chosen, or one that is lost or does not suit: the router knows nothing of that."""
+        if decision.group is None:
+            return None
+        client = await self._groups.client(decision.generation)
+        suits = past.weights in ("", self._groups.weights(decision.generation))
+        is_taken = past.is_suspect and decision.generation in self.trials.groups
+        return client if suits and not is_taken else None
+
+    def _not_placed(self, decision: RouteDecision, refusals: list[GroupFull], past: Past) -> Overloaded | Unavailable:
+        """Why no group has taken a request: those that could have are full, the router refuses it, or there is none."""
+        if refusals:
+            soonest = min(refusals, key=lambda refusal: refusal.retry_after_s)
+            return Overloaded(str(soonest), retry_after_s=soonest.retry_after_s, reason=GROUPS_FULL)
+        kind = Overloaded if decision.reason in ADMISSION_REFUSALS else Unavailable
+        message = decision.detail or f"no worker group can take the request: {decision.reason}"
+        weights = {entry.weights for entry, _ in self._groups.serving()}
+        if past.weights and weights and past.weights not in weights:
+            message = "the model was updated, and no worker group is left that has the weights this answer began with"
+        return kind(message, retry_after_s=decision.retry_after_s or 1.0, reason=decision.reason)
 
 
 def _aged(request: Request, passed_s: float, queued_s: float) -> Request:
@@ -153,13 +184,3 @@ def _aged(request: Request, passed_s: float, queued_s: float) -> Request:
         timeout_s=None if timeout_s is None else max(0.0, timeout_s - passed_s),
         queue_timeout_s=None if queue_timeout_s is None else max(0.0, queue_timeout_s - queued_s),
     )
-
-
-def _not_placed(decision: RouteDecision, refusals: list[GroupFull]) -> Overloaded | Unavailable:
-    """Why no group has taken a request: those that could have are full, the router refuses it, or there are none."""
-    if refusals:
-        soonest = min(refusals, key=lambda refusal: refusal.retry_after_s)
-        return Overloaded(str(soonest), retry_after_s=soonest.retry_after_s, reason=GROUPS_FULL)
-    kind = Overloaded if decision.reason in ADMISSION_REFUSALS else Unavailable
-    message = decision.detail or f"no worker group can take the request: {decision.reason}"
-    return kind(message, retry_after_s=decision.retry_after_s or 1.0, reason=decision.reason)

@@ -1,31 +1,14 @@
-"""HTTPS for ``octavo serve``: the HAProxy that Serve runs decrypts, in a section of its own.
-
-Serve has no setting for the certificate of its HAProxy. What it does put into HAProxy's configuration as it is, at the
-end of ``defaults``, is the balance algorithm; a section can follow there. It takes connections on the public address
-and hands on what was in them to the address that Serve listens on, which is then a port of the loopback interface.
-"""
+"""HTTPS for ``octavo serve``: certificates and keys are judged before anything is started; ``front.py`` uses them."""
 
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..worker.errors import ConfigurationError
 from ..worker.line_tls import leader_context
 from .config import ServeConfig
 from .environment import ray_tls
-from .local_ray import free_ports
-
-LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFront:
-    """``section`` is HAProxy's; ``port`` is where Serve listens behind it, on the loopback interface."""
-
-    section: str
-    port: int
 
 
 def check_tls(config: ServeConfig) -> None:
@@ -74,35 +57,6 @@ def _check_others(config: ServeConfig, context: ssl.SSLContext) -> None:
             context.set_ciphers(config.ssl_ciphers)
         except ssl.SSLError as error:
             raise ConfigurationError(f"--ssl-ciphers: OpenSSL knows none of {config.ssl_ciphers}") from error
-
-
-def tls_front(config: ServeConfig, scratch: Path) -> TlsFront | None:
-    """None without a certificate. Writes certificate and key into ``scratch``, a folder that is the user's alone, in
-    the one file that HAProxy wants; renewed ones are read at the next start."""
-    if config.ssl_certfile is None:
-        return None
-    pem = scratch / "tls.pem"
-    pem.touch(mode=0o600)
-    files = dict.fromkeys([config.ssl_certfile, config.ssl_keyfile or config.ssl_certfile])
-    pem.write_text("\n".join(file.read_text() for file in files))
-    (port,) = free_ports(1)
-    return TlsFront(_section(config, pem, port), port)
-
-
-def _section(config: ServeConfig, pem: Path, port: int) -> str:
-    host = "*" if config.host in ("0.0.0.0", "::") else config.host
-    bind = f"bind {host}:{config.port} ssl crt {pem} alpn http/1.1 ssl-min-ver TLSv1.2"
-    if config.ssl_ca_certs is not None:
-        bind += f" ca-file {_quoted(config.ssl_ca_certs)} verify required"
-    if config.ssl_ciphers is not None:
-        bind += f" ciphers {config.ssl_ciphers}"
-    lines = ["listen octavo_tls", "mode tcp", "no log", bind, f"server serve {LOOPBACK}:{port}"]
-    return "\n    ".join(lines)
-
-
-def _quoted(path: Path) -> str:
-    """As a word of HAProxy's configuration, whatever is in it."""
-    return "'" + str(path).replace("'", "'\\''") + "'"
 
 
 def _pem_text(flag: str, path: Path) -> str:

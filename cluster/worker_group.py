@@ -19,14 +19,16 @@ from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ..kernels.cpu_environment import cpu_environment
 from ..worker.actor import Worker
 from . import group_updates, ledgers
 from .autoscaling import FREE_SHARE, TTFT
 from .environment import ray_tls
 from .fencing import STACKS_S, RankProcess, fence
 from .placement_watch import rank_bundles
-from .plan import NAMESPACE, ServePlan, router_names
+from .plan import NAMESPACE, ServePlan, compile_cache, router_names
 from .rank_watch import RankEnd, until_over
+from .serve_ports import keep_calls_on_the_node
 from .watch.ranks import share_rank_metrics
 
 DRAIN_S = 30.0
@@ -38,16 +40,17 @@ logger = logging.getLogger("ray.serve")
 
 
 class WorkerGroup:
-    """One replica. ``environment`` is set in its workers' processes."""
+    """One replica."""
 
-    async def __init__(self, plan: ServePlan, environment: dict[str, str]) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, plan: ServePlan) -> None:  # type: ignore[misc]  # Serve awaits it
+        keep_calls_on_the_node()
         context = serve.get_replica_context()
         self._dead: str | None = None
         self._app_name, self._deployment = context.app_name, context.deployment
         self.name = f"group-{context.replica_id.unique_id}"
         await asyncio.to_thread(group_updates.publish, self._app_name, self._deployment, plan)
         self._plan = await asyncio.to_thread(group_updates.current, self._app_name, self._deployment, plan)
-        self._workers = self._create_workers(environment)
+        self._workers = self._create_workers()
         self._processes: list[RankProcess] = []
         try:
             await asyncio.wait_for(self._bring_up(), plan.config.startup_timeout_s)
@@ -58,7 +61,7 @@ class WorkerGroup:
         self._watchers = [asyncio.create_task(self._watch(worker, rank)) for rank, worker in enumerate(self._workers)]
         self._watchers.append(asyncio.create_task(share_rank_metrics(self._workers)))
 
-    def _create_workers(self, environment: dict[str, str]) -> list[Any]:
+    def _create_workers(self) -> list[Any]:
         routers = router_names(self._app_name, self._plan.config.num_routers)
         spec = self._plan.worker_spec(self.name, time.time_ns(), routers)
         placement_group = get_current_placement_group()
@@ -71,7 +74,7 @@ class WorkerGroup:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group, placement_group_bundle_index=bundle
                 ),
-                runtime_env={"env_vars": environment},
+                runtime_env={"env_vars": worker_environment(self._plan)},
             )
             .remote(spec, rank)
             for rank, bundle in enumerate(rank_bundles(placement_group))
@@ -137,3 +140,11 @@ class WorkerGroup:
             self._kill_workers()
             await fence(self.name, self._processes)
             await asyncio.to_thread(ledgers.withdraw, self._app_name, self.name)
+
+
+def worker_environment(plan: ServePlan) -> dict[str, str]:
+    """Environment variables of the workers' processes. Of this node: the one that the application is built on may have
+    fewer processors, as the head of a Kubernetes cluster."""
+    if plan.device == "cuda":
+        return {}
+    return cpu_environment(plan.num_threads_per_rank) | {"NUMBA_CACHE_DIR": str(compile_cache(plan.config.cache_dir))}

@@ -24,6 +24,7 @@ from ..worker.messages import (
 )
 from ..worker.process_metrics import LoopLag, ProcessMetrics, render
 from ..worker.wire import pack, unpack
+from .closing import Closing
 from .config import RouterConfig
 from .peers import Peer
 from .router import Router
@@ -79,7 +80,7 @@ class RouterCore:
         self._mail = TurnMail(random.Random())
         self._turner: asyncio.Task[None] | None = None
         self._bulk = asyncio.Lock()
-        self._draining = False
+        self._closing = Closing(self._router)
         self._leaders: dict[int, Any] = {}
         self._lag = LoopLag()
         self._process = ProcessMetrics({"role": "router"}, self._lag)
@@ -110,7 +111,7 @@ class RouterCore:
         """The packed ``Registry`` and the leader's handle of each of its entries, in the same order."""
         entries = self._router.registry(self._clock()).entries
         self._leaders = {entry.generation: self._leaders[entry.generation] for entry in entries}
-        if self._draining:
+        if self._closing.has_begun:
             entries = tuple(replace(entry, draining=True) for entry in entries)
         return pack(Registry(entries)), [self._leaders[entry.generation] for entry in entries]
 
@@ -162,8 +163,17 @@ class RouterCore:
     # ---- what the owner calls ----
 
     async def drain(self) -> None:
-        """The whole application is about to stop: the registry says so of every group, and gateways are not ready."""
-        self._draining = True
+        """The whole application is about to stop: the registry says so of every group, gateways are not ready, and new
+        requests are refused."""
+        self._closing.begin()
+
+    async def end(self) -> None:
+        """There is no more time: what is under way is refused too when it comes to move."""
+        self._closing.end()
+
+    async def num_under_way(self) -> int:
+        """Requests that run or wait, as far as is known here."""
+        return self._closing.num_under_way
 
     async def health(self) -> bool:
         """Answers as long as the loop runs."""
@@ -186,6 +196,8 @@ class RouterCore:
             self._router.counters.failures[what] += 1
 
     def _decide(self, gateway_id: str, query: RouteQuery, now: float) -> RouteDecision:
+        if (refusal := self._closing.refusal(query)) is not None:
+            return refusal
         with self._shielded("route"):
             decision = self._router.route(RouteQueries(gateway_id, (query,)), now).decisions[0]
             _log(query, decision)

@@ -71,6 +71,10 @@ class Admission:
         """Requests that wait."""
         return self._waiting.keys()
 
+    def knows(self, request_id: str) -> bool:
+        """Whether it waits or runs."""
+        return request_id in self._waiting or request_id in self._running
+
     def has_ended(self, request_id: str) -> bool:
         """Whether it is known to have ended, lately."""
         return self._running.has_ended(request_id)

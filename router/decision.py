@@ -48,6 +48,8 @@ class Reason(enum.Enum):
     DEADLINE = "deadline"
     """It could not be begun within the time that it has."""
     QUEUE_TIMEOUT = "queue_timeout"
+    STOPPING = "stopping"
+    """The application is about to stop."""
 
 
 _NOWHERE = {

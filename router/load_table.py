@@ -131,6 +131,11 @@ class LoadTable:
         return bool(self._column("prefill_token_s").any())
 
     @property
+    def has_steps(self) -> bool:
+        """Whether any group has measured how long a step takes."""
+        return bool(self._column("full_step_s").any())
+
+    @property
     def confidence(self) -> Floats:
         return self._column("confidence")
 

@@ -27,7 +27,8 @@ def outlook(pool: Pool, num_waiting: int) -> Outlook | None:
         return None
     load = pool.load()
     tokens = load.backlog_tokens + load.reserved_tokens + pool.uncached_tokens.value
-    first_s = tokens / load.prefill_tokens_per_s + load.full_step_s
+    prompts_s = tokens / load.prefill_tokens_per_s if pool.is_measured else np.zeros(len(tokens))
+    first_s = prompts_s + load.full_step_s
     drain_per_s = pool.drain_per_s()
     queued_s = num_waiting / drain_per_s if drain_per_s > 0.0 else 0.0
     num_blocks = np.array([group.report.num_blocks for group in pool.members], float)

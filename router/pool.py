@@ -120,11 +120,16 @@ class Pool:
         return room
 
     def drain_per_s(self) -> float:
-        """Requests that all groups would finish in a second with all places taken; 0.0 until that is measured."""
-        if not self.is_measured:
+        """Requests that all groups would finish in a second with all places taken; 0.0 until that is measured.
+
+        Where steps have been measured and prefill has not, prompts are too short to make a difference.
+        """
+        if not self.table.has_steps:
             return 0.0
         load = self.load()
         decoded = load.max_num_seqs / (self.output_tokens.value * load.full_step_s)
+        if not self.is_measured:
+            return float(decoded.sum())
         computed = load.prefill_tokens_per_s / max(1.0, self.uncached_tokens.value)
         return float(np.minimum(decoded, computed).sum())
 

@@ -154,7 +154,9 @@ class Router:
         self._drop_silent(now)
         return Registry(
             tuple(
-                GroupEntry(pool.model, group.name, group.generation, group.slot, group.report.draining)
+                GroupEntry(
+                    pool.model, group.name, group.generation, group.slot, group.report.draining, group.report.weights
+                )
                 for pool in self.pools.values()
                 for group in pool.groups.values()
             )

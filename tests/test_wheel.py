@@ -73,6 +73,13 @@ def test_it_holds_every_module_of_the_project(installed: Path) -> None:
     assert found == expected | {Path("__init__.py")}
 
 
+def test_it_holds_every_file_of_the_live_page(installed: Path) -> None:
+    files = Path("cluster", "page", "static")
+    assert {path.name for path in (installed / "octavo" / files).iterdir()} == {
+        path.name for path in (ROOT / files).iterdir()
+    }
+
+
 def test_every_module_can_be_imported_from_elsewhere(installed: Path, tmp_path: Path) -> None:
     result = python("-c", IMPORT_EVERYTHING, installed, folder=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -7,6 +7,7 @@ where a worker first needs it: the processes that only create workers do without
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import socket
@@ -30,9 +31,12 @@ from .listen import listen_on
 from .logs import configure_logs
 from .messages import Request, TokenFrame
 from .metrics import metrics_text
+from .modesty import be_modest
+from .pool_state import PoolState, copy_pool, pool_state
 from .profile_desk import PROFILES, ProfileDesk
 from .rank_metrics import RankMetrics
 from .report_book import GroupIdentity, ReportBook
+from .shared_look import SharedLook
 from .spec import WorkerSpec
 from .token_line import TokenLineServer
 from .wire import pack
@@ -48,6 +52,8 @@ BLOCKS_PAUSE_S = 0.1
 """News that is only of blocks which running requests have filled waits so long: with many streams there is some in
 every step, a report costs either side 2 ms of CPU, and who sends a conversation's next turn does so after its end."""
 REPORT_TIMEOUT_S = 5.0
+POOL_LOOK_S = 0.5
+"""However many ask what the pool looks like, it is looked at no more often."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +81,7 @@ class Worker:
         self._rank_texts: dict[str, str] = {}
         """Metrics of the group's ranks by their number, as they were told last."""
         self._profiles: ProfileDesk | None = None
+        self._pool = SharedLook(self._look_at_pool, POOL_LOOK_S)
 
     # ---- life cycle ----
 
@@ -86,6 +93,9 @@ class Worker:
 
     async def load(self, host: str, port: int) -> dict[str, Any]:
         """Bring up this rank, together with the others of its group; what it has, for people."""
+        event_loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, initializer=be_modest) as importer:
+            await event_loop.run_in_executor(importer, importlib.import_module, f"{__package__}.rank")
         from .collectives import Rendezvous
         from .rank import load
 
@@ -95,7 +105,7 @@ class Worker:
             host, port, self._rank, spec.tensor_parallel_size, timeout_s=spec.startup_timeout_s, listen_fd=listen_fd
         )
         with ThreadPoolExecutor(1) as loader:  # whose OpenMP threads end with it, see cpu_environment
-            self._loaded = await asyncio.get_running_loop().run_in_executor(loader, load, spec, meeting)
+            self._loaded = await event_loop.run_in_executor(loader, load, spec, meeting)
         self._metrics = RankMetrics(spec.served_model_name, spec.group, self._rank, self._loaded.gpu_uuid)
         self._tasks.append(asyncio.create_task(self._metrics.lag.run()))
         if self._rank > 0:
@@ -119,7 +129,13 @@ class Worker:
         loaded = self._get_loaded()
         spec = self._spec
         identity = GroupIdentity(
-            spec.served_model_name, spec.group, spec.generation, spec.block_size, loaded.num_blocks, spec.max_num_seqs
+            spec.served_model_name,
+            spec.group,
+            spec.generation,
+            spec.block_size,
+            loaded.num_blocks,
+            spec.max_num_seqs,
+            loaded.weights,
         )
         executor = executor_of(loaded)
         if loaded.profiler is not None:
@@ -209,7 +225,14 @@ class Worker:
             return {"error": "this worker group cannot be profiled"}
         return await self._profiles.record(num_steps, patience_s)
 
+    async def pool_state(self) -> PoolState:
+        """What the group's block pool looks like now, for people."""
+        return await self._pool.get()
+
     # ---- what this rank does by itself ----
+
+    async def _look_at_pool(self) -> PoolState:
+        return await asyncio.to_thread(pool_state, await self._get_loop().ask(copy_pool))
 
     async def _failed_or_retired(self, loop: EngineLoop) -> None:
         """Returns when the leader was retired, raises when its engine has failed."""

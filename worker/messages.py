@@ -325,6 +325,8 @@ class GroupReport:
     """Mean number of tokens before a token of prefill where ``prefill_tokens_per_s`` was measured."""
     prefill_context_s: float = 0.0
     """Time that a token of prefill takes longer for each token before it; 0.0 until measured."""
+    weights: str = ""
+    """Names what the group computes with: a request that has output of one goes on at groups with the same alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +433,8 @@ class GroupEntry:
     generation: int
     slot: int
     draining: bool
+    weights: str = ""
+    """See ``GroupReport``."""
 
 
 @dataclass(frozen=True, slots=True)

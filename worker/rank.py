@@ -16,6 +16,7 @@ import torch
 
 from ..kernels.backend import Kernels, select_kernels
 from ..kernels.cpu_threads import warm_up
+from .checkpoint.name import name_of_weights
 from .checkpoint.store import resolve_model
 from .collectives import Collectives, Rendezvous, SingleProcess, TorchDistributed
 from .decode_graphs import CudaRecorder
@@ -32,6 +33,7 @@ from .model.dtype import choose_dtype, speed_of_half
 from .model.partition import partition
 from .model.products import weight_forms
 from .model_runner import ModelRunner, follow
+from .modesty import be_modest
 from .policies import make_queue
 from .profile_desk import PROFILES
 from .profiler import StepProfiler
@@ -59,6 +61,8 @@ class LoadedRank:
     profiler: StepProfiler | None = None
     gpu_uuid: str | None = None
     """None on a CPU."""
+    weights: str = ""
+    """See ``name_of_weights``."""
 
 
 def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = logger.info) -> LoadedRank:
@@ -69,7 +73,10 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
     check_device(Device.of(device.type), config, dtype=spec.dtype, quantization=spec.quantization)
     kernels = select_kernels(device, batch_invariant=spec.batch_invariant)
     collectives: Collectives = TorchDistributed(meeting, device) if meeting.size > 1 else SingleProcess()
+    if device.type == "cpu":  # not the threads of collectives, which stay
+        be_modest()
     dtype = _dtype(spec, config, device, kernels, collectives, report)
+    weights = name_of_weights(model_dir, (spec.dtype, spec.quantization, spec.kv_cache_dtype))
     max_model_len = context_length(spec, config)
     started = time.monotonic()
     runner = ModelRunner.load(
@@ -109,7 +116,16 @@ def load(spec: WorkerSpec, meeting: Rendezvous, report: Callable[[str], None] = 
     profiler = StepProfiler(spec.cache_dir / PROFILES, spec.group, meeting.rank, device)
     gpu_uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     return LoadedRank(
-        runner, collectives, kernels, ledger.num_blocks, max_model_len, ledger, grammars, profiler, gpu_uuid
+        runner,
+        collectives,
+        kernels,
+        ledger.num_blocks,
+        max_model_len,
+        ledger,
+        grammars,
+        profiler,
+        gpu_uuid,
+        weights,
     )
 
 

@@ -22,6 +22,8 @@ class GroupIdentity:
     block_size: int
     num_blocks: int
     max_num_seqs: int
+    weights: str = ""
+    """See ``GroupReport``."""
 
 
 class _Load(NamedTuple):
@@ -133,4 +135,5 @@ def _blank_report(identity: GroupIdentity) -> GroupReport:
         decode_step_s=0.0,
         draining=False,
         progress=(),
+        weights=identity.weights,
     )

@@ -81,10 +81,14 @@ _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 def check_interface(facts: Facts) -> Iterator[Finding]:
     """Collectives must use the interface that the other nodes can reach."""
     for node in facts.nodes:
-        yield from _interface_of(node, len(facts.nodes) > 1)
+        faults = list(_interface_faults(node, len(facts.nodes) > 1))
+        yield from faults
+        if not faults:
+            chosen = node.environment.get(_INTERFACE_VARIABLES[0]) or node.interface or "the loopback"
+            yield green("interface", chosen, node.address)
 
 
-def _interface_of(node: Node, has_others: bool) -> Iterator[Finding]:
+def _interface_faults(node: Node, has_others: bool) -> Iterator[Finding]:
     for name in _INTERFACE_VARIABLES:
         chosen = node.environment.get(name)
         if chosen is None:
@@ -104,9 +108,6 @@ def _interface_of(node: Node, has_others: bool) -> Iterator[Finding]:
     if has_others and not any(name in node.environment for name in _INTERFACE_VARIABLES) and node.interface is None:
         advice = f"set {' and '.join(_INTERFACE_VARIABLES)} to the interface that leads to the other nodes"
         yield red("interface", f"none of {', '.join(node.interfaces)} has {node.address}", advice, node.address)
-    else:
-        chosen = node.environment.get(_INTERFACE_VARIABLES[0]) or node.interface or "the loopback"
-        yield green("interface", chosen, node.address)
 
 
 def check_shm(facts: Facts) -> Iterator[Finding]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import socket
 from dataclasses import asdict
 from typing import Any
 
@@ -15,13 +13,8 @@ from ...worker.errors import ConfigurationError
 from ..cli_options import config_parameters
 from ..config import ServeConfig
 from ..config_sources import load_config
-from ..environment import read_environment
-from ..local_ray import auth_environment, set_environment
-from ..plan import NAMESPACE
 from .facts import Facts
 from .findings import Finding, Level, plain, red, show, worst
-
-REACH_S = 5.0
 
 
 def doctor_parameters() -> list[click.Parameter]:
@@ -80,34 +73,17 @@ def _facts_here(config: ServeConfig, reduce_s: float) -> Facts:
 
 def _facts_of_cluster(config: ServeConfig, reduce_s: float) -> Facts:
     """Raises ConfigurationError when the cluster cannot be joined."""
-    address = config.address or ""
-    _check_listening(address)
-    set_environment(auth_environment(read_environment(), joining=True))
-    import ray
-    from ray.exceptions import RayError
+    from ..joining import join
 
-    try:
-        ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ConfigurationError(f"--address: no Ray can be joined at {address}: {reason}") from error
+    join(config.address)
+    import ray
+
     try:
         from .nodes import cluster_facts
 
         return cluster_facts(config, reduce_s)
     finally:
         ray.shutdown()
-
-
-def _check_listening(address: str) -> None:
-    """Ray itself would try for half a minute. Raises ConfigurationError."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():
-        return  # auto, or a name that Ray knows
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(f"--address: nothing answers at {address}: {error}") from error
 
 
 def doctor_command(report: Any) -> click.Command:

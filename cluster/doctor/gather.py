@@ -178,6 +178,8 @@ def _key_file_error(config: ServeConfig) -> str | None:
 def _cache(folder: Path) -> tuple[int | None, str | None]:
     """Free bytes, and why nothing can be written there."""
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir():
+        return None, f"{there} is no folder"
     if not os.access(there, os.W_OK):
         return shutil.disk_usage(there).free, f"{there} cannot be written"
     return shutil.disk_usage(there).free, None

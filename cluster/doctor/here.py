@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ..config import ServeConfig
-from ..demands import demands_of
+from ..demands import demands_of, most_demanded
 from ..hosts.launch import said
 from ..hosts.probe import source_address
 from ..model_settings import DEFAULT_GPU_MEMORY_UTILIZATION
@@ -42,18 +42,19 @@ def facts_here(config: ServeConfig, reduce_s: float) -> Facts:
     node = gather(Question(said(config), address, is_head=True, checks_port=True))
     device = device_of(config, len(node.gpus))
     demands = demands_of(config, device)
-    facts = Facts((node,), wanted_of(config, demands), placement_error=_refusal(node, device, demands))
+    facts = Facts((node,), wanted_of(config, demands), placement_error=_refusal(node, config, device))
     if facts.placement_error is None and reduce_s > 0:
         return replace(facts, reductions=tuple(_reductions(demands, device, address, reduce_s)))
     return facts
 
 
-def _refusal(node: NodeFacts, device: str, demands: list[Demand]) -> str | None:
+def _refusal(node: NodeFacts, config: ServeConfig, device: Literal["cpu", "cuda"]) -> str | None:
     """Of CPUs ``octavo serve`` books as many as it needs; GPUs must be there."""
     if device == "cpu":
         return None
     num_gpus = float(min(len(node.gpus), node.num_torch_gpus) or len(node.gpus))
-    return refusal(demands, [Node(node.address, {"GPU": num_gpus, "CPU": 2.0 * node.num_cpus + num_gpus})])
+    there = [Node(node.address, {"GPU": num_gpus, "CPU": 2.0 * node.num_cpus + num_gpus})]
+    return refusal(demands_of(config, device), there) or refusal(most_demanded(config, device), there)
 
 
 def _reductions(demands: list[Demand], device: str, address: str, seconds: float) -> Iterator[Reduction]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from ...worker.listen import listen_on
 from ..config import ServeConfig
-from ..demands import demands_of
+from ..demands import demands_of, most_demanded
 from ..hosts.launch import said
 from ..placement import STRATEGIES, Demand, num_fitting, refusal, supply
 from ..placement_watch import nodes as placement_nodes
@@ -27,6 +28,8 @@ from .reduce import MEET_S, RankOrder, measured, reduce_rank
 ANSWER_S = 90.0
 PLACE_S = 15.0
 
+_CLASS = re.compile(r"^(?:\w+\.)+\w+(?:Error|Exception): ")
+
 _SEES_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """A task that books no GPU sees none without it."""
 
@@ -38,7 +41,8 @@ def cluster_facts(config: ServeConfig, reduce_s: float) -> Facts:
     device = device_of(config, int(ray.cluster_resources().get("GPU", 0)))
     demands = demands_of(config, device)
     have = placement_nodes()
-    facts = Facts(found, wanted_of(config, demands), silent, placement_error=refusal(demands, have))
+    reason = refusal(demands, have) or refusal(most_demanded(config, device), have)
+    facts = Facts(found, wanted_of(config, demands), silent, placement_error=reason)
     if facts.placement_error is not None:
         return facts
     if any(num_fitting(demand, [node.available for node in have]) < demand.num_groups for demand in demands):
@@ -157,5 +161,6 @@ class _Running:
 
 
 def _last_line(error: BaseException) -> str:
+    """Without the module and class of the exception that another process had."""
     lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
+    return _CLASS.sub("", lines[-1]) if lines else type(error).__name__

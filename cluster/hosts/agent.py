@@ -71,13 +71,13 @@ def start(orders: Orders) -> dict[str, Any]:
 def deploy(orders: Orders) -> dict[str, Any]:
     """The application, on the head: it stays when this process ends."""
     from ..config import ServeConfig
+    from ..front import Front
     from ..local_ray import set_environment
     from ..phases import Phases
-    from ..tls import TlsFront
 
     config = ServeConfig.parse(orders["config"])
     phases = Phases(_Progress())
-    front = None if orders["front"] is None else TlsFront(**orders["front"])
+    front = None if orders["front"] is None else Front(**orders["front"])
     config.cache_dir.mkdir(parents=True, exist_ok=True)
     os.chdir(config.cache_dir)
     set_environment(orders["environment"])

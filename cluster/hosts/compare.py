@@ -41,6 +41,12 @@ class Probed:
     num_cpus: int
     num_gpus: int
     shm_bytes: int
+    boot_id: str = ""
+
+    @property
+    def machine(self) -> tuple[str, str, str | None]:
+        """The same for two names of one machine, unless each is given an address of its own."""
+        return self.boot_id, self.hostname, self.host.address
 
 
 def probe_hosts(shell: Shell, hosts: Sequence[Host], default_python: str | None) -> tuple[list[Probed], list[str]]:
@@ -67,7 +73,10 @@ def problems(probed: Sequence[Probed]) -> Iterator[str]:
     """A line for everything that keeps these hosts from being one cluster. The first is the head."""
     here = metadata.version("octavo")
     head = probed[0]
+    machines = {host.machine: host for host in reversed(probed)}
     for host in probed:
+        if (first := machines[host.machine]) is not host:
+            yield f"{host.host}: is the same machine as {first.host}; name it once"
         missing = [name for name in NEEDED if host.versions.get(name) is None]
         if missing:
             yield f"{host.host}: {host.python} has no {' and no '.join(missing)}; install octavo {here} there"

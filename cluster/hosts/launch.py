@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ...worker.errors import ConfigurationError, OctavoError
 from ..config import ServeConfig
-from ..demands import demands_of
+from ..demands import demands_of, most_demanded
 from ..phases import Phases, curl_line
 from ..placement import GATEWAY_RESOURCE, Node, refusal
 from .compare import Probed, describe, head_address, probe_hosts, problems
@@ -97,7 +97,7 @@ def _unmet(config: ServeConfig, probed: Sequence[Probed]) -> Iterator[str]:
         Node(str(host.host), {"CPU": host.host.num_cpus or host.num_cpus + 1, "GPU": gpus})
         for host, gpus in zip(probed, num_gpus, strict=True)
     ]
-    if reason := refusal(demands_of(config, device), nodes):
+    if reason := refusal(demands_of(config, device), nodes) or refusal(most_demanded(config, device), nodes):
         yield reason
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 
 from ...worker.errors import ConfigurationError, OctavoError
-from ..local_ray import OBJECT_STORE_BYTES, free_ports, own_ray_environment
+from ..haproxy import write_haproxy
+from ..local_ray import LOG_ROTATION, OBJECT_STORE_BYTES, free_ports, own_ray_environment
 from .answers import answer_in
 from .probe import source_address
 from .processes import ProcessId, tree
@@ -61,6 +62,7 @@ def start_node(orders: Mapping[str, Any]) -> dict[str, Any]:
     folder.mkdir(mode=0o700)
     front = _front(orders["config"], folder) if is_head else None
     environment = node_environment(orders, folder, address, None if front is None else front["section"])
+    write_haproxy(environment)
     command = ray_command(orders, address, ray_port, folder)
     keeper = start_keeper(marker, folder, command, environment | {"RAY_AUTH_TOKEN": orders["token"]})
     return {
@@ -82,7 +84,8 @@ def ray_command(orders: Mapping[str, Any], address: str, ray_port: int, folder: 
         command += ["--num-gpus", str(orders["num_gpus"])]
     if orders["index"] == 0:
         resources = json.dumps(orders["head_resources"])
-        return [*command, "--head", "--port", str(ray_port), "--include-dashboard", "false", "--resources", resources]
+        command += ["--head", "--port", str(ray_port), "--include-dashboard", "false", "--resources", resources]
+        return [*command, "--ray-client-server-port", str(free_ports(1)[0])]  # a fixed one otherwise
     head = orders["head_address"]
     return [*command, "--address", f"[{head}]:{ray_port}" if ":" in head else f"{head}:{ray_port}"]
 
@@ -111,6 +114,7 @@ def node_environment(
 ) -> dict[str, str]:
     """For all processes of the node. What the host's own environment says of the interface is left alone."""
     environment = own_ray_environment(folder, haproxy_section) | HEALTH_CHECKS
+    environment |= {name: value for name, value in LOG_ROTATION.items() if name not in os.environ}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "2"}
     if interface := orders["interface"] or interface_of(address):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -121,10 +125,10 @@ def node_environment(
 
 def _front(config: Mapping[str, Any], folder: Path) -> dict[str, Any] | None:
     from ..config import ServeConfig
-    from ..tls import tls_front
+    from ..front import front_of
 
-    front = tls_front(ServeConfig.parse(config), folder)
-    return None if front is None else {"section": front.section, "port": front.port}
+    front = front_of(ServeConfig.parse(config), folder)
+    return None if front is None else asdict(front)
 
 
 def start_keeper(marker: str, folder: Path, command: list[str], environment: Mapping[str, str]) -> ProcessId:

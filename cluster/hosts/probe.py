@@ -46,6 +46,15 @@ def is_own_address(address: str) -> bool:
         return False
 
 
+def boot_id() -> str:
+    """Of the machine since it was started; containers on it have the same."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def num_gpus() -> int:
     """By the driver's files, which are there without any library."""
     try:
@@ -62,6 +71,7 @@ def probe(towards: list[str], own: str | None) -> dict[str, object]:
     return {
         "versions": versions,
         "hostname": socket.gethostname(),
+        "boot_id": boot_id(),
         "has_address": own is None or is_own_address(own),
         "sources": [source for name in towards if (source := source_address(name))],
         "num_cpus": os.cpu_count() or 1,

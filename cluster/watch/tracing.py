@@ -1,15 +1,17 @@
 """Spans of requests, by OpenTelemetry, and the W3C ``traceparent`` that is passed through where there are none.
 
 A request is one span at its gateway, with the attributes of the conventions for generative AI and vLLM's for latencies.
-Its prompts' ways are spans below it: route (the router's queue with it), queue, prefill, decode. They are made when the
-request is over, of what was measured anyway, with the gateway's clock: the worker group tells how long its phases took.
-So nothing is done for them where no endpoint is set, and clocks of machines need not agree.
+Its prompts' ways are spans below it: route (the router's queue with it), queue, prefill, decode; where a worker group
+was lost, failover and again queue, prefill and decode at the next one. They are made when the request is over, of what
+was measured anyway, with the gateway's clock: the worker group tells how long its phases took. So nothing is done for
+them where no endpoint is set, and clocks of machines need not agree.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,13 +20,13 @@ from ...worker.errors import ConfigurationError
 from ...worker.request_log import trace_id
 
 if TYPE_CHECKING:
-    from ..api.request_meter import RequestMeter
+    from ..api.request_meter import Part, RequestMeter
     from .request_watch import RequestWatch
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 _NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
-_FLUSH_MS = 5000
+_FLUSH_S = 3.0
 
 Attributes = dict[str, Any]
 
@@ -89,16 +91,20 @@ class SpanTracing(Tracing):
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+        self._exporter = OTLPSpanExporter(endpoint=endpoint)
         self._provider = TracerProvider(resource=Resource.create({"service.name": "octavo"}), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("octavo")
 
     def begin(self, headers: Mapping[str, str]) -> RequestTrace:
         return SpanTrace(self._tracer, headers)
 
     def close(self) -> None:
-        self._provider.force_flush(_FLUSH_MS)
-        self._provider.shutdown()
+        """Without a limit of ours this takes half a minute where the endpoint is away."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(_FLUSH_S)
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 class SpanTrace(RequestTrace):
@@ -149,18 +155,32 @@ def _phases(meter: RequestMeter) -> list[tuple[str, float, float, Attributes]]:
     prompt: Attributes = {"octavo.request_id": meter.request.request_id}
     if route is None or meter.placed_s is None:
         return [("route", meter.arrival_s, ended_s, prompt)]
-    prompt |= {"octavo.group": route.group}
+    at_end = {"octavo.group": route.group}
     reason = {"octavo.route.reason": route.reason, "octavo.route.queued_s": route.queued_s}
-    phases = [("route", meter.arrival_s, meter.placed_s, prompt | reason)]
-    if meter.phases is None:
-        return [*phases, ("queue", meter.placed_s, ended_s, prompt)]
-    computed_s = min(meter.first_token_s or meter.placed_s + sum(meter.phases), ended_s)
-    begun_s = min(meter.placed_s + meter.phases[0], computed_s)
-    phases.append(("queue", meter.placed_s, begun_s, prompt))
-    phases.append(("prefill", begun_s, computed_s, prompt | {"octavo.cached_tokens": meter.num_cached_tokens}))
-    if meter.first_token_s is not None:
-        phases.append(("decode", computed_s, ended_s, prompt | {"octavo.output_tokens": meter.num_output_tokens}))
+    phases = [("route", meter.arrival_s, meter.placed_s, prompt | at_end | reason)]
+    if not meter.parts:
+        return [*phases, ("queue", meter.placed_s, ended_s, prompt | at_end)]
+    ends_s = [*(part.since_s for part in meter.parts[1:]), ended_s]
+    nums = [*(part.num_tokens_before for part in meter.parts[1:]), meter.num_output_tokens]
+    for number, (part, end_s, num_tokens) in enumerate(zip(meter.parts, ends_s, nums, strict=True)):
+        about = prompt | {"octavo.group": part.group}
+        cached = {} if number else {"octavo.cached_tokens": meter.num_cached_tokens}
+        queued_s, begun_s, token_s = _times(part, end_s, is_first=number == 0)
+        if number:
+            phases.append(("failover", part.since_s, queued_s, about))
+        phases.append(("queue", queued_s, begun_s, about))
+        phases.append(("prefill", begun_s, token_s, about | cached))
+        if num_tokens > part.num_tokens_before:
+            computed = {"octavo.output_tokens": num_tokens - part.num_tokens_before}
+            phases.append(("decode", token_s, end_s, about | computed))
     return phases
+
+
+def _times(part: Part, end_s: float, *, is_first: bool) -> tuple[float, float, float]:
+    """When it came into the group's queue, was begun, and gave its first token there."""
+    token_s = min(part.token_s, end_s)
+    queued_s = part.since_s if is_first else max(part.since_s, token_s - sum(part.phases))
+    return queued_s, min(queued_s + part.phases[0], token_s), token_s
 
 
 def _of_request(watch: RequestWatch, operation: str | None, method: str, route: str, status: int) -> Attributes:

@@ -92,7 +92,7 @@ def follow(cluster: chaos.Cluster, number: int, ready: threading.Semaphore) -> W
 
 def recoveries(cluster: chaos.Cluster, fault: str, chance: random.Random) -> list[float]:
     """Of the streams that had to move in one round."""
-    cluster.wait_until_whole()
+    cluster.wait_for_groups()
     before, ready = groups(cluster), threading.Semaphore(0)
     strike = cluster.prepared(fault, chance)
     with ThreadPoolExecutor(NUM_STREAMS) as threads:
@@ -102,7 +102,7 @@ def recoveries(cluster: chaos.Cluster, fault: str, chance: random.Random) -> lis
         moment = time.monotonic()
         strike()
         watched = [stream.result(300) for stream in streams]
-    cluster.wait_until_whole()
+    cluster.wait_for_groups()
     wait_until_idle(cluster.server)
     lost = before - groups(cluster)
     return [each.standstill_s(moment) for each in watched if each.group in lost]

@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 from api_calls import complete
+from model_folders import save_sharded, save_stray
 from openai import OpenAI
 from serve_process import OneModel, ServeProcess
+from start_watch import Guarded, StartWatch
+
+from octavo.cluster.local_ray import free_ports
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -34,6 +38,8 @@ def models(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     template.write_text(TEMPLATE)
     base, plain = (_copy(model_dir, folder / name) for name in ("base", "plain"))
     (plain / "chat_template.jinja").write_text(TEMPLATE)
+    save_sharded(model_dir, base)
+    save_stray(base)
     config = folder / "octavo.yaml"
     models = [
         {"served_model_name": "cluster", "replicas": 2, "max_num_seqs": 16, "max_model_len": 2048}
@@ -64,7 +70,8 @@ def short(models: ServeProcess) -> OneModel:
 
 @pytest.fixture(scope="package")
 def base(models: ServeProcess) -> OneModel:
-    """A base model with sampling defaults of its own; a pool of 64 blocks of 16 tokens, fewer than its context."""
+    """A base model with sampling defaults of its own; a pool of 64 blocks of 16 tokens, fewer than its context. Its
+    weights are in shards, and a stray file lies beside them."""
     return OneModel(models, "base")
 
 
@@ -73,6 +80,21 @@ def plain(models: ServeProcess) -> OneModel:
     """The same with a template as a file of its own, its sampling defaults switched off, and short outputs whatever is
     asked for. Two groups."""
     return OneModel(models, "smollm2")
+
+
+@pytest.fixture(scope="package")
+def guarded() -> Iterator[Guarded]:
+    """One group of four places; eight requests may wait for one."""
+    key = {"authorization": "Bearer the-key-of-these-tests"}
+    port = free_ports(1)[0]
+    completion = {"model": "SmolLM2-135M-Instruct", "prompt": "Hi", "max_tokens": 1}
+    with StartWatch(f"http://127.0.0.1:{port}", completion, key) as watch:
+        server = ServeProcess(
+            *("--port", str(port), "--api-key", key["authorization"].removeprefix("Bearer ")),
+            *("--replicas", "1", "--max-num-seqs", "4", "--router-max-queued-requests", "8"),
+        )
+    yield Guarded(server, tuple(watch.looks), key)
+    server.stop()
 
 
 @pytest.fixture(scope="package")

@@ -46,6 +46,6 @@ def test_a_group_that_comes_up_is_not_given_up_because_it_does_not_serve_yet() -
 
 
 def test_serve_takes_what_it_is_given() -> None:
-    config = AutoscalingConfig(**autoscaling_options(1, 3, 2.0))
-    assert (config.min_replicas, config.max_replicas) == (1, 3)
+    config = AutoscalingConfig(**autoscaling_options(1, 3, 2.0, 60.0))
+    assert (config.min_replicas, config.max_replicas, config.downscale_delay_s) == (1, 3, 60.0)
     assert config.policy.policy_kwargs == {"target_ttft_s": 2.0}

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_cluster import PROMPT, Cluster, request, rest, take
+from scripted_cluster import PROMPT, Cluster, deltas_of, request, rest, take
 
 from octavo.cluster import generation, submitter
 from octavo.cluster.api.service import GenerationRequest, TokenDelta
@@ -43,7 +43,7 @@ async def test_all_branches_travel_in_one_request(cluster: Cluster) -> None:
     await cluster.a.give(0, 0, (6, 7), FinishReason.STOP, num_cached_tokens=32)
     await cluster.a.give(2, 0, (), FinishReason.LENGTH, num_cached_tokens=32)
     await cluster.a.give(1, 1, (8,), FinishReason.LENGTH)
-    assert await rest(under_way.tokens()) == [
+    assert await rest(deltas_of(under_way)) == [
         TokenDelta((5, 8), FinishReason.LENGTH, 32, branch=1),
         TokenDelta((6, 7), FinishReason.STOP, branch=0),
         TokenDelta((), FinishReason.LENGTH, branch=2),
@@ -55,7 +55,7 @@ async def test_all_branches_travel_in_one_request(cluster: Cluster) -> None:
 async def test_case_bug_078_a_branch_is_ended_alone(cluster: Cluster) -> None:
     """What was on its way of it is dropped; with the last branch the request is over."""
     under_way = await cluster.service.start(request(2))
-    deltas = under_way.tokens()
+    deltas = deltas_of(under_way)
     await cluster.a.give(0, 0, (5,))
     await take(deltas, 1)
     under_way.end(0)
@@ -74,7 +74,7 @@ async def test_case_bug_078_a_branch_is_ended_alone(cluster: Cluster) -> None:
 
 async def test_case_bug_078_aborting_ends_every_branch_once(cluster: Cluster) -> None:
     under_way = await cluster.service.start(request(4))
-    deltas = under_way.tokens()
+    deltas = deltas_of(under_way)
     await cluster.a.give(2, 0, (5,), FinishReason.STOP)
     await take(deltas, 1)
     under_way.abort()
@@ -90,7 +90,7 @@ async def test_case_bug_078_aborting_ends_every_branch_once(cluster: Cluster) ->
 
 async def test_case_bug_091_only_the_branches_that_have_not_ended_go_on(cluster: Cluster) -> None:
     under_way = await cluster.service.start(request(4, queue_timeout_s=9.0))
-    deltas = under_way.tokens()
+    deltas = deltas_of(under_way)
     await cluster.a.give(0, 0, (1, 2))
     await cluster.a.give(1, 0, (3,), FinishReason.STOP)
     await cluster.a.give(2, 0, (4,))
@@ -113,7 +113,7 @@ async def test_case_bug_091_only_the_branches_that_have_not_ended_go_on(cluster:
 
 async def test_a_request_without_output_keeps_its_queue_timeout(cluster: Cluster) -> None:
     under_way = await cluster.service.start(request(2, queue_timeout_s=9.0))
-    going_on = asyncio.ensure_future(rest(under_way.tokens()))
+    going_on = asyncio.ensure_future(rest(deltas_of(under_way)))
     await cluster.a.die()
     await cluster.b.submitted.wait()
     assert cluster.b.requests[0].queue_timeout_s == pytest.approx(9.0, abs=0.5)
@@ -122,7 +122,7 @@ async def test_a_request_without_output_keeps_its_queue_timeout(cluster: Cluster
 
 async def test_a_beam_search_begins_again_from_the_prompt(cluster: Cluster) -> None:
     under_way = await cluster.service.start(request(2, beam_width=4, queue_timeout_s=9.0))
-    going_on = asyncio.ensure_future(rest(under_way.tokens()))
+    going_on = asyncio.ensure_future(rest(deltas_of(under_way)))
     await cluster.a.die()
     await cluster.b.submitted.wait()
     (again,) = cluster.b.requests
@@ -136,7 +136,7 @@ async def test_a_beam_search_begins_again_from_the_prompt(cluster: Cluster) -> N
 async def test_when_nobody_can_go_on_every_branch_ends_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "ROUTE_PATIENCE_S", 0.0)
     under_way = await cluster.service.start(request(3))
-    deltas = under_way.tokens()
+    deltas = deltas_of(under_way)
     await cluster.a.give(1, 0, (3,), FinishReason.STOP)
     await take(deltas, 1)
     await cluster.b.die()
@@ -161,7 +161,7 @@ def test_branches_over_two_groups_are_what_one_group_gives(outputs: list[list[in
     async def run() -> dict[int, list[int]]:
         cluster = Cluster()
         under_way = await cluster.service.start(request(len(outputs)))
-        deltas = under_way.tokens()
+        deltas = deltas_of(under_way)
         got: dict[int, list[int]] = defaultdict(list)
         ended: set[int] = set()
         await cluster.a.give_all(*[_part(branch, 0, outputs[branch][:num]) for branch, num in enumerate(sent) if num])
@@ -227,7 +227,7 @@ async def test_full_and_lost_groups_together_are_an_overload(cluster: Cluster) -
 async def test_a_request_under_way_waits_for_room(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submitter, "RETRY_PAUSE_S", 0.001)
     under_way = await cluster.service.start(request())
-    deltas = under_way.tokens()
+    deltas = deltas_of(under_way)
     await cluster.a.give(0, 0, (1,))
     await take(deltas, 1)
     cluster.b.refusal = Refusal("full", 2.0)
@@ -249,7 +249,7 @@ async def test_a_queue_that_stays_full_ends_it_as_an_overload(
     monkeypatch.setattr(generation, "ROUTE_PATIENCE_S", 0.0)
     cluster.b.refusal = Refusal("full", 2.0)
     await cluster.a.die()
-    ends = await rest(under_way.tokens())
+    ends = await rest(deltas_of(under_way))
     assert [(end.finish_reason, end.error, end.retry_after_s) for end in ends] == [
         (FinishReason.OVERLOADED, "full", 2.0)
     ] * 2
@@ -259,7 +259,7 @@ async def test_what_a_leader_says_of_its_queue_arrives(cluster: Cluster) -> None
     under_way = await cluster.service.start(request(queue_timeout_s=2.0))
     assert cluster.a.requests[0].queue_timeout_s == pytest.approx(2.0, abs=0.5)
     await cluster.a.give(0, 0, (), FinishReason.OVERLOADED, error="waited", retry_after_s=3.0)
-    (end,) = await rest(under_way.tokens())
+    (end,) = await rest(deltas_of(under_way))
     assert (end.finish_reason, end.error, end.retry_after_s) == (FinishReason.OVERLOADED, "waited", 3.0)
 
 

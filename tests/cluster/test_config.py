@@ -62,6 +62,10 @@ REFUSED = {
     "--keepalive-s: must be at least 0.0, got -1": {"keepalive_s": -1},
     "--slow-client-timeout-s: must be greater than 0.0, got 0": {"slow_client_timeout_s": 0},
     "--ssl-keyfile says nothing without --ssl-certfile": {"ssl_keyfile": "k"},
+    "--target-ttft-ms 500 says nothing without --max-replicas, up to which there are more worker"
+    " groups where they are needed": {"target_ttft_ms": 500},
+    "--downscale-delay-s 60 says nothing without --max-replicas, up to which there are more worker"
+    " groups where they are needed": {"downscale_delay_s": 60},
     "--allowed-methods says nothing without --allowed-origins": {"allowed_methods": ["GET"]},
     "--allow-credentials needs --allowed-origins that names the origins: with * any web page could act in a visitor's"
     " name": {"allow_credentials": True, "allowed_origins": "*"},

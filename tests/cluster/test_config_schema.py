@@ -51,9 +51,10 @@ def test_every_setting_is_described_and_no_other_is_allowed() -> None:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
 def test_an_example_is_valid(file: Path) -> None:
-    values = yaml.safe_load(file.read_text())
-    VALIDATOR.validate(values)
-    ServeConfig.parse(values)
+    content = yaml.safe_load(file.read_text())
+    for values in [each["args"] for each in content["applications"]] if "applications" in content else [content]:
+        VALIDATOR.validate(values)
+        ServeConfig.parse(values)
 
 
 def accepts(values: dict[str, Any]) -> bool:

@@ -73,10 +73,21 @@ def test_keys_are_not_shown() -> None:
         assert "sha256" not in output
 
 
-def test_a_model_in_a_file_becomes_absolute_as_on_the_command_line() -> None:
-    values = merged(file="model: ./here\nmodels: [{served_model_name: a}, {model: ./there, served_model_name: b}]")
-    assert values["values"]["model"] == str(Path("here").absolute())
-    assert values["values"]["models"][1]["model"] == str(Path("there").absolute())
+def test_paths_begin_at_the_folder_of_the_file_that_says_them_and_others_at_the_current_one(tmp_path: Path) -> None:
+    folder = tmp_path / "etc"
+    (folder / "shares" / "model").mkdir(parents=True)
+    (folder / "shares" / "tenants.json").write_text('{"a": {"weight": 2}}')
+    (folder / "octavo.yaml").write_text(
+        "api_key_file: keys\ncache_dir: /var/cache\ntenants: '@shares/tenants.json'\ngeneration_config: none\n"
+        "models: [{model: shares/model, chat_template: ../t.jinja}, {model: owner/name, generation_config: shares}]\n"
+    )
+    said = merged("--config", "etc/octavo.yaml", "--record-trace", "trace")["values"]
+    assert (said["api_key_file"], said["cache_dir"]) == (str(folder / "keys"), "/var/cache")
+    assert (said["generation_config"], said["record_trace"]) == ("none", str(tmp_path / "trace"))
+    assert said["tenants"]["a"]["weight"] == 2
+    first, second = said["models"]
+    assert first == {"model": str(folder / "shares" / "model"), "chat_template": str(folder / ".." / "t.jinja")}
+    assert second == {"model": "owner/name", "generation_config": str(folder / "shares")}
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
+from scripted_cluster import deltas_of, taken
 
 from octavo.cluster.api.model_metrics import ModelsMetrics
 from octavo.cluster.api.service import GenerationRequest
@@ -117,6 +118,10 @@ class Leader:
     def has_lines(self) -> bool:
         return bool(self._server._lines)
 
+    @property
+    def has_failed(self) -> bool:
+        return self.loop._failure is not None
+
     def die(self) -> None:
         self.dead = True
         self._server.close()
@@ -150,9 +155,12 @@ class Cluster:
             for number, name in enumerate(("a", "b"), start=1)
         }
         for name in ("route", "registry", "report_gateway", "cluster_metrics"):
-            setattr(self, name, Remote(getattr(self.core, name), lambda: self.router_dead))
+            setattr(self, name, Remote(functools.partial(self._ask_router, name), lambda: self.router_dead))
         self.metrics = ModelsMetrics(["m"], "g")
         self.service = ClusterService("g", RouterClient("g", [lambda: self]), HASHER, self.metrics)
+
+    async def _ask_router(self, name: str, *args: Any) -> Any:
+        return await getattr(self.core, name)(*args)
 
     async def report(self) -> None:
         for leader in self.leaders.values():
@@ -179,7 +187,7 @@ def request(request_id: str = "r", max_tokens: int = 40, **fields: Any) -> Gener
 
 async def collect(generation: Any, on_token: Callable[[list[int]], None] = lambda tokens: None) -> list[int]:
     tokens: list[int] = []
-    async for delta in generation.tokens():
+    async for delta in deltas_of(generation):
         tokens.extend(delta.token_ids)
         on_token(tokens)
         if delta.finish_reason is not None:
@@ -249,7 +257,7 @@ async def test_without_the_router_requests_are_placed_by_outstanding_tokens(clus
 
 async def test_an_aborted_request_frees_its_blocks(cluster: Cluster) -> None:
     generation = await cluster.service.start(request(max_tokens=400))
-    async for _ in generation.tokens():
+    async for _ in deltas_of(generation):
         break
     generation.abort()
     generation.abort()
@@ -274,7 +282,7 @@ def poisoned() -> GenerationRequest:
 
 
 async def end_of(generation: Any) -> Any:
-    return [delta async for delta in generation.tokens() if delta.finish_reason is not None][-1]
+    return [delta async for delta in deltas_of(generation) if delta.finish_reason is not None][-1]
 
 
 @pytest.fixture
@@ -307,12 +315,31 @@ async def test_what_ran_beside_it_goes_on_elsewhere(wide: Cluster) -> None:
     assert await output == list(range(1, 41))
 
 
+async def test_what_was_beside_it_in_three_groups_is_tried_apart_from_it_and_lives(wide: Cluster) -> None:
+    """The router knows of one group at any time, so that all of them lose the same ones."""
+    wide.core = RouterCore()
+    serving = asyncio.create_task(serve_one_after_the_other(wide))
+    beside = [asyncio.create_task(collect(await wide.service.start(request(f"r{n}", 400)))) for n in range(4)]
+    assert (await end_of(await wide.service.start(poisoned()))).finish_reason is FinishReason.ERROR
+    assert await asyncio.gather(*beside) == [list(range(1, 401))] * 4
+    assert [leader.has_failed for leader in wide.leaders.values()] == [True, True, True, False]
+    serving.cancel()
+
+
+async def serve_one_after_the_other(cluster: Cluster) -> None:
+    """Each until it fails."""
+    for leader in cluster.leaders.values():
+        while not leader.has_failed:
+            await leader.report_to(cluster.core)
+            await asyncio.sleep(0.005)
+
+
 # ---- several branches ----
 
 
 async def collect_branches(generation: Any, on_token: Callable[[dict[int, list[int]]], None]) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = defaultdict(list)
-    async for delta in generation.tokens():
+    async for delta in deltas_of(generation):
         tokens[delta.branch].extend(delta.token_ids)
         on_token(tokens)
     return tokens
@@ -348,7 +375,7 @@ async def test_case_bug_078_branches_that_are_ended_leave_nothing(cluster: Clust
     for number in range(5):
         generation = await cluster.service.start(request(f"r{number}", max_tokens=400, num_branches=4))
         seen = 0
-        async for delta in generation.tokens():
+        async for delta in deltas_of(generation):
             seen += 1
             if seen == 6:
                 generation.end(delta.branch)
@@ -406,7 +433,7 @@ async def test_log_probabilities_are_told_once_each_over_two_groups(cluster: Clu
     tokens: list[int] = []
     of_output: list[int] = []
     of_prompt: list[int] = []
-    async for delta in generation.tokens():
+    async for delta in deltas_of(generation):
         cluster.leaders[first].die()
         assert delta.token_ids or delta.prompt_logprobs
         tokens += delta.token_ids
@@ -432,18 +459,18 @@ async def test_a_repeated_update_brings_only_what_is_new() -> None:
     stream = TokenStream({0: 2})
     assert stream.put(update(0, 1, 2))
     assert stream.put(update(1, 2, 3, 4))
-    (given,) = await stream.take()
+    (given,) = await taken(stream)
     assert (given.token_ids, given.logprobs) == ((3, 4), (ranked(3), ranked(4)))
 
 
 async def test_a_repeated_update_brings_only_what_is_new_of_the_prompt() -> None:
     stream = TokenStream({0: 0})
     assert stream.put(of_prompt(1, 11, 12))
-    (given,) = await stream.take()
+    (given,) = await taken(stream)
     assert [each.rank for each in given.prompt_logprobs] == [11, 12]
     for repeated in (of_prompt(1, 11, 12), of_prompt(2, 12, 13), update(0, 1)):
         assert stream.put(repeated)
-    (given,) = await stream.take()
+    (given,) = await taken(stream)
     assert [each.rank for each in given.prompt_logprobs] == [13]
     assert given.token_ids == (1,)
 
@@ -454,7 +481,7 @@ async def test_a_gap_is_noticed() -> None:
     assert not stream.put(update(2, 3))
     assert not stream.put(of_prompt(2, 11))
     stream.lose(GroupLost(is_dead=False))
-    (given,) = await stream.take()
+    (given,) = await taken(stream)
     assert given.token_ids == (1,)
     with pytest.raises(GroupLost):
-        await stream.take()
+        await taken(stream)

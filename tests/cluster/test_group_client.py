@@ -13,6 +13,7 @@ import pytest
 from certificates import tls_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_cluster import taken
 
 from octavo.cluster import leader_line
 from octavo.cluster.group_client import GroupClient, GroupFull
@@ -127,7 +128,7 @@ async def tokens_of(client: GroupClient, request: Request) -> list[int]:
     stream = await client.submit(request)
     tokens: list[int] = []
     while len(tokens) < request.sampling.max_tokens:
-        tokens += [token for update in await stream.take() for token in update.token_ids]
+        tokens += [token for update in await taken(stream) for token in update.token_ids]
     client.forget(request.request_id)
     return tokens
 
@@ -140,7 +141,7 @@ async def all_tokens(client: GroupClient, names: str) -> list[list[int]]:
 async def loss(stream: TokenStream) -> GroupLost:
     while True:
         try:
-            await stream.take()
+            await taken(stream)
         except GroupLost as loss:
             return loss
 
@@ -176,7 +177,7 @@ async def test_a_line_is_encrypted_where_ray_is(leader: CountingLeader, tmp_path
 
 async def test_a_leader_that_closes_its_line_is_dead_at_once(leader: CountingLeader, client: GroupClient) -> None:
     stream = await client.submit(request(max_tokens=10**6))
-    await stream.take()
+    await taken(stream)
     leader.server.close()
     async with asyncio.timeout(1.0):
         assert (await loss(stream)).is_dead
@@ -221,7 +222,7 @@ async def test_a_leader_that_answers_nothing_is_dead_after_a_while(
     monkeypatch.setattr(leader_line, "SILENCE_S", 0.1)
     monkeypatch.setattr(leader_line, "_TICK_S", 0.02)
     stream = await client.submit(request(max_tokens=10**6))
-    await stream.take()
+    await taken(stream)
     leader.poll = never  # type: ignore[method-assign,assignment]
     assert (await loss(stream)).is_dead
     while not leader.aborts:  # it must not go on with what others take over, should it come back
@@ -247,7 +248,7 @@ async def test_a_gateway_that_was_forgotten_loses_its_streams_and_not_the_group(
     leader: CountingLeader, client: GroupClient
 ) -> None:
     stream = await client.submit(request(max_tokens=10**6))
-    await stream.take()
+    await taken(stream)
     leader._outbox.drop_silent(-1.0)
     assert not (await loss(stream)).is_dead
     assert not client.lost

@@ -110,13 +110,20 @@ def test_a_program_that_does_not_end_is_given_up() -> None:
 
 
 def test_hosts_are_asked_with_nothing_installed_but_python() -> None:
-    hosts = [Host(""), Host("one"), Host("two", python="/nowhere/python"), Host("away")]
+    hosts = [Host(""), Host("one", address="127.0.0.2"), Host("two", python="/nowhere/python"), Host("away")]
     found, away = probe_hosts(Shell(SHELL), hosts, None)
     assert [str(each.host) for each in found] == ["this machine", "one"]
     assert found[1].versions["ray"] is not None
     assert list(problems(found)) == []
     assert any("two: there is no Python at /nowhere/python" in line for line in away)
     assert any(line.startswith("away: ") and "does not answer" in line for line in away)
+
+
+def test_one_machine_under_two_names_is_found() -> None:
+    first, second = replace(probed("one"), hostname="gpu1"), replace(probed("two"), hostname="gpu1")
+    assert list(problems([first, second])) == ["two: is the same machine as one; name it once"]
+    apart = replace(second, host=Host("two", address="127.0.0.3"))
+    assert list(problems([first, apart])) == []
 
 
 def test_a_version_skew_is_found_and_says_which_to_install() -> None:

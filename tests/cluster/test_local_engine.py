@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from scripted_cluster import deltas_of
 
 from octavo.cluster.api.service import GenerationRequest
 from octavo.cluster.offline.engine import LocalService
@@ -64,7 +65,7 @@ def request(name: str) -> GenerationRequest:
 async def test_a_request_learns_why_the_engine_failed_and_no_other_is_taken() -> None:
     service = failing_service()
     generation = await service.start(request("one"))
-    ends = {delta.branch: delta async for delta in generation.tokens() if delta.finish_reason is not None}
+    ends = {delta.branch: delta async for delta in deltas_of(generation) if delta.finish_reason is not None}
     assert [end.finish_reason for end in ends.values()] == [FinishReason.ABORT] * 2
     assert "the device is gone" in (ends[0].error or "")
     assert "the device is gone" in (service.failure or "")

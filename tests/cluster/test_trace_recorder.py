@@ -13,7 +13,7 @@ import httpx2
 import orjson
 import pytest
 from one_model import one_model
-from scripted_cluster import HASHER, Cluster, request, rest, take
+from scripted_cluster import HASHER, Cluster, deltas_of, request, rest, take
 
 from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel
@@ -96,12 +96,12 @@ async def test_every_end_is_recorded_once(tmp_path: Path, new_recorder: Callable
     under_way = await cluster.service.start(request(2))
     await cluster.a.give(0, 0, (1, 2, 3), FinishReason.STOP)
     await cluster.a.give(1, 0, (1,), FinishReason.STOP)
-    await rest(under_way.tokens())
+    await rest(deltas_of(under_way))
     under_way.abort()
 
     under_way = await cluster.service.start(request())
     await cluster.a.give(0, 0, (1, 2))
-    await take(under_way.tokens(), 1)
+    await take(deltas_of(under_way), 1)
     under_way.end(0)
     under_way.abort()
 

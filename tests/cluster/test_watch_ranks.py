@@ -8,13 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import AuthenticationError, RayActorError
+from ray.exceptions import RayActorError
 
 from octavo.cluster.watch import ranks
 from octavo.cluster.watch.top import ray_source
 from octavo.cluster.watch.top.ray_source import RaySource
 from octavo.cluster.watch.top.sources import NotWatched
-from octavo.worker.errors import ConfigurationError
 
 
 class Rank:
@@ -61,24 +60,19 @@ async def test_it_ends_with_the_leader_and_where_there_are_no_others(share: Call
     await share(Rank("zero"))
 
 
-def a_ray(actors: dict[str, Any], failure: Exception | None = None) -> Any:
-    def init(**_: Any) -> None:
-        if failure is not None:
-            raise failure
-
+def a_ray(actors: dict[str, Any]) -> Any:
     def get_actor(name: str, namespace: str) -> Any:
         if name not in actors:
             raise ValueError(name)
         return SimpleNamespace(cluster_metrics=SimpleNamespace(remote=lambda: actors[name]))
 
-    return SimpleNamespace(init=init, get_actor=get_actor, get=lambda answer, timeout: answer)
+    return SimpleNamespace(get_actor=get_actor, get=lambda answer, timeout: answer)
 
 
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RaySource]:
-    def join(actors: dict[str, Any], failure: Exception | None = None) -> RaySource:
-        monkeypatch.setattr(ray_source, "ray", a_ray(actors, failure))
-        monkeypatch.setattr(ray_source, "set_environment", lambda values: None)
+    def join(actors: dict[str, Any]) -> RaySource:
+        monkeypatch.setattr(ray_source, "ray", a_ray(actors))
         return RaySource("127.0.0.1:6379", "octavo")
 
     return join
@@ -91,10 +85,6 @@ def test_every_router_that_answers_is_heard_and_others_only_once(joined: Callabl
     assert sorted(text.split("\n")) == ["", 'octavo_a{router="0"} 1.0', 'octavo_a{router="2"} 3.0', "octavo_b 2.0"]
 
 
-def test_a_cluster_that_there_is_not_is_said(joined: Callable[..., RaySource]) -> None:
-    with pytest.raises(ConfigurationError, match=r"--address: no Ray can be joined at 127.0.0.1:6379: refused"):
-        joined({}, ConnectionError("refused\nat length"))
-    with pytest.raises(ConfigurationError, match=r"--address: no Ray can be joined at .*: invalid token"):
-        joined({}, AuthenticationError("invalid token\nat length"))
+def test_an_application_that_there_is_not_is_said(joined: Callable[..., RaySource]) -> None:
     with pytest.raises(NotWatched, match="--app-name"):
         joined({}).metrics()

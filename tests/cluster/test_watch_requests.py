@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,8 @@ from octavo.cluster.api.http.app import build_app
 from octavo.cluster.api.service import ServedModel, TokenDelta
 from octavo.cluster.api.text.processor import TextProcessor
 from octavo.cluster.http_config import HttpConfig
+from octavo.cluster.watch import tracing
+from octavo.cluster.watch.tracing import SpanTracing
 from octavo.worker.logs import JsonLines
 from octavo.worker.messages import FinishReason
 
@@ -128,6 +132,24 @@ async def test_a_request_is_a_span_with_its_phases_below(
     assert attributes(spans["prefill"])["octavo.group"] == "group-1"
 
 
+async def test_a_request_that_moved_has_the_phases_of_each_worker_group(
+    service: Any, text: TextProcessor, info: ServedModel, collector: SpanCollector
+) -> None:
+    app = build_app(service, one_model(text, info), http=HttpConfig(otlp_traces_endpoint=collector.url))
+    service.script = lambda _: [
+        TokenDelta((500,), num_cached_tokens=3, phases=(0.0, 0.0)),
+        TokenDelta((501,)),
+        TokenDelta((502,), FinishReason.LENGTH, phases=(0.0, 0.0)),
+    ]
+    await spans_of(app, collector, {}, {**PROMPT, "max_tokens": 3})
+    phases = [span for span in collector.spans if span.parent_span_id]
+    names = ["route", "queue", "prefill", "decode", "failover", "queue", "prefill", "decode"]
+    assert [phase.name for phase in phases] == names
+    for before, after in itertools.pairwise(phases):
+        assert before.start_time_unix_nano <= before.end_time_unix_nano == after.start_time_unix_nano
+    assert [attributes(each).get("octavo.output_tokens") for each in phases if each.name == "decode"] == [2, 1]
+
+
 async def test_a_client_that_does_not_want_a_trace_gets_none(
     service: Any, text: TextProcessor, info: ServedModel, collector: SpanCollector
 ) -> None:
@@ -145,3 +167,24 @@ async def test_a_failed_request_is_a_failed_span(
     root = (await spans_of(app, collector, {}, PROMPT))["text_completion smollm2"]
     assert attributes(root)["error.type"] == "500"
     assert root.status.code == 2
+
+
+async def test_a_collector_that_is_away_holds_up_no_request(
+    service: Any, text: TextProcessor, info: ServedModel
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        away = HttpConfig(otlp_traces_endpoint=f"http://127.0.0.1:{free.getsockname()[1]}/v1/traces")
+        transport = httpx2.ASGITransport(build_app(service, one_model(text, info), http=away))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://o") as http:
+            assert (await http.post("/v1/completions", json=PROMPT)).status_code == 200
+
+
+def test_the_end_of_a_gateway_waits_for_no_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenTelemetry's own end goes on here until the test is over."""
+    monkeypatch.setattr(tracing, "_FLUSH_S", 0.01)
+    spans, is_over = SpanTracing("http://127.0.0.1:9/v1/traces"), threading.Event()
+    monkeypatch.setattr(spans._provider, "shutdown", is_over.wait)
+    spans.close()
+    assert not is_over.is_set()
+    is_over.set()

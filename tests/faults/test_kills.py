@@ -1,11 +1,10 @@
 """Real kills: a worker process dies, idle, in the middle of streams and of beam searches; a rank of two dies; the
-server is stopped."""
+server is stopped in the middle of streams that do not end."""
 
 from __future__ import annotations
 
 import re
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +12,11 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from api_calls import COMPLETION, call
 from openai import OpenAI
 from serve_client import Choices, wait_until_idle
 from serve_process import ServeProcess, wait_until
+from serve_stop import stop_and_look
 
 STREAM = {"messages": [{"role": "user", "content": "Count from one upwards."}], "temperature": 0, "max_tokens": 160}
 RECOVERY_S = 90.0
@@ -43,11 +44,15 @@ def wait_for_groups(server: ServeProcess, count: int) -> None:
 
 
 def stream_text(client: OpenAI, model: str, on_chunk: Any = None) -> str:
-    text = ""
-    for chunk in client.chat.completions.create(model=model, stream=True, extra_body={"ignore_eos": True}, **STREAM):
+    """That it is counted once and as a whole is a test of every stream."""
+    text, usages = "", []
+    fields: dict[str, Any] = {"stream_options": {"include_usage": True}, "extra_body": {"ignore_eos": True}}
+    for chunk in client.chat.completions.create(model=model, stream=True, **fields, **STREAM):
         text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+        usages += [chunk.usage] if chunk.usage is not None else []
         if on_chunk is not None:
             on_chunk(text)
+    assert [usage.completion_tokens for usage in usages] == [STREAM["max_tokens"]]
     return text
 
 
@@ -68,7 +73,8 @@ def test_an_idle_worker_is_killed_and_its_group_replaced(client: OpenAI, server:
 
 
 def test_streams_go_on_elsewhere_without_a_seam(client: OpenAI, server: ServeProcess) -> None:
-    """Workers are killed under running streams until one of a group that had streams was hit; no text shows it."""
+    """Case BUG-091: workers are killed under running streams until one of a group that had streams was hit; no text
+    shows it, and no token is counted twice."""
     undisturbed = stream_text(client, server.model)
     before = failovers(server)
     for _ in range(4):
@@ -114,7 +120,8 @@ BEAMS = {"n": 2, "max_tokens": 60, "extra_body": {"beam_width": 4, "ignore_eos":
 
 
 def test_branches_and_beam_searches_go_on_elsewhere(client: OpenAI, server: ServeProcess) -> None:
-    """Two streams of three drawn choices, two beam searches. A worker is killed under them, until a group was hit that
+    """Case BUG-091, with n, and with answers that are not streamed: two streams of three drawn choices, two beam
+    searches. A worker is killed under them, until a group was hit that
     had both; what comes out is what came before, byte for byte."""
     undisturbed = [stream_choices(client, server, fields)[1] for fields in (BRANCHES, BEAMS)]
     moved: set[str] = set()
@@ -202,41 +209,17 @@ def test_the_router_is_killed_and_nobody_notices(client: OpenAI, server: ServePr
     wait_for_groups(server, 2)
 
 
-def stop_and_look(server: ServeProcess, number: int, during: Any = None) -> None:
-    """Stop the server by a signal: exit code 0, no process left, its port free again."""
-    started = server.descendants()
-    assert started
-    if during is not None:
-        during()
-    assert server.stop(number) == 0
-    wait_until(lambda: not any(process.is_running() for process in started), timeout_s=5, what="no process left")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-
-
-def test_ctrl_c_leaves_no_process_and_no_port(server: ServeProcess) -> None:
-    """The last test of the module's server, after all its kills."""
-    stop_and_look(server, signal.SIGINT)
-
-
-def test_sigterm_finishes_what_is_under_way_and_leaves_nothing() -> None:
-    server = ServeProcess("--replicas", "1")
-    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-    undisturbed = stream_text(client, server.model)
-    texts: list[str] = []
-    running = threading.Event()
-    reader = threading.Thread(
-        target=lambda: texts.append(stream_text(client, server.model, lambda text: running.set())), daemon=True
-    )
-
-    def stream_has_begun() -> None:
-        reader.start()
-        assert running.wait(60)
-
-    try:
-        stop_and_look(server, signal.SIGTERM, stream_has_begun)
-        reader.join(10)
-        assert texts == [undisturbed]
-    finally:
-        server.stop()
+def test_ctrl_c_ends_what_does_not_end_in_time_and_leaves_nothing(server: ServeProcess) -> None:
+    """Case BUG-110: endless streams get 30 s, and then an error that says why. The last test of the module's server,
+    after all its kills."""
+    wait_for_groups(server, 2)
+    body = {"prompt": "Without an end:", "max_tokens": 8_000, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as threads:
+        streams = [threads.submit(call, server, COMPLETION, body, stream=True) for _ in range(2)]
+        wait_until(lambda: server.gauge("octavo_num_requests_running") == 2, timeout_s=30, what="both running")
+        stop_and_look(server, signal.SIGINT)
+        for answer in (stream.result(30) for stream in streams):
+            assert answer.status == 200
+            assert len(answer.text) > 20
+            assert (answer.error or {})["code"] == "service_unavailable"
+            assert "about to stop" in (answer.error or {})["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 import httpx2 as httpx
 import psutil
 import pytest
+from api_calls import COMPLETION, call
 from openai import OpenAI
 from serve_client import metric, wait_until_idle
 from serve_process import ServeProcess, wait_until
+from serve_stop import stop_and_look, wait_until_draining
 
 RECOVERY_S = 60.0
 BLOCK_SIZE = 16
@@ -149,3 +152,20 @@ def test_the_routers_and_a_leader_die_at_once_and_no_stream_is_lost(client: Open
     wait_until_exact(server)  # a group in the place of the dead one too
     wait_until_idle(server)
     assert ask(client, server, SESSIONS[0]).reason != "router_away"
+
+
+def test_a_second_signal_ends_at_once(server: ServeProcess) -> None:
+    """Case BUG-110: the first one waits for a stream. The last test of the module's server."""
+    body = {"prompt": "Without an end:", "max_tokens": 8_000, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as threads:
+        stream = threads.submit(call, server, COMPLETION, body, stream=True)
+        wait_until(lambda: metric(server, "octavo_num_requests_running") == 1, timeout_s=30, what="it runs")
+
+        def again() -> None:
+            wait_until_draining(server)
+            assert not stream.done()
+            server.process.send_signal(signal.SIGTERM)
+
+        stop_and_look(server, signal.SIGTERM, again, expected_code=128 + signal.SIGTERM)
+        with pytest.raises(httpx.TransportError):
+            stream.result(30)

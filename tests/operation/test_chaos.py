@@ -9,11 +9,11 @@ import pytest
 
 SEED = 7
 FAULTS = (
+    "SIGKILL of a raylet",
     "SIGKILL of a leader",
     "SIGSTOP of a rank",
-    "SIGKILL of the router",
     "SIGKILL of a rank",
-    "SIGKILL of a raylet",
+    "SIGKILL of the router",
 )
 
 

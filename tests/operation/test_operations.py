@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from openai import OpenAI
+from load import steady_load
+from other_weights import other_weights
 from raylets import Raylets, raylets
 from serve_client import wait_until_idle
 from serve_process import ServeProcess
@@ -47,40 +45,6 @@ class Cluster:
         text = httpx.get(f"{self.server.url}/metrics", timeout=30).text
         return set(re.findall(r'octavo_num_requests_running\{group="([^"]+)"', text))
 
-    @contextmanager
-    def load(self) -> Iterator[list[str]]:
-        """Requests all the time, each client one after the other; the texts of all, when it is over."""
-        client = OpenAI(base_url=f"{self.server.url}/v1", api_key="none", max_retries=0, timeout=120)
-        ends, texts = threading.Event(), list[str]()
-        begun = threading.Semaphore(0)
-
-        def ask() -> None:
-            while not ends.is_set():
-                texts.append(_stream(client, self.server.model))
-                begun.release()
-
-        with ThreadPoolExecutor(NUM_CLIENTS) as threads:
-            clients: list[Future[None]] = [threads.submit(ask) for _ in range(NUM_CLIENTS)]
-            try:
-                assert begun.acquire(timeout=60)
-                yield texts
-            finally:
-                ends.set()
-            for each in clients:
-                each.result(120)
-
-
-def _stream(client: OpenAI, model: str) -> str:
-    """A text of 24 tokens, streamed; that it comes, and is whole, is the test."""
-    fields: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
-    chunks = client.completions.create(model=model, prompt="The lighthouse keeper", stream=True, **fields)
-    text, reasons = "", []
-    for chunk in chunks:
-        text += chunk.choices[0].text
-        reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
-    assert reasons == ["length"]
-    return text
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
@@ -94,7 +58,7 @@ def cluster() -> Iterator[Cluster]:
 
 def test_a_group_is_added_and_another_one_removed_under_load(cluster: Cluster) -> None:
     first, second = sorted(cluster.groups())
-    with cluster.load() as texts:
+    with steady_load(cluster.server, NUM_CLIENTS) as texts:
         assert "worker groups wanted: 3, serving: 2" in cluster.operate("scale", "3")
         assert f"{first}: removed, 2 left" in cluster.operate("drain", first, "--remove")
         assert "wanted: 2, serving: 2" in cluster.operate("scale", "2")
@@ -107,7 +71,7 @@ def test_a_group_is_added_and_another_one_removed_under_load(cluster: Cluster) -
 def test_a_drained_group_is_replaced_under_load(cluster: Cluster) -> None:
     before = cluster.groups()
     name = sorted(before)[0]
-    with cluster.load() as texts:
+    with steady_load(cluster.server, NUM_CLIENTS) as texts:
         assert f"{name}: draining" in cluster.operate("drain", name)
         cluster.operate("scale", "2")
     assert len(set(texts)) == 1
@@ -117,21 +81,36 @@ def test_a_drained_group_is_replaced_under_load(cluster: Cluster) -> None:
     assert len(after & before) == 1
 
 
-def test_an_update_replaces_every_group_under_load(cluster: Cluster) -> None:
+def test_an_update_replaces_every_group_under_load_and_no_answer_has_tokens_of_two_models(
+    cluster: Cluster, model_dir: Path, tmp_path: Path
+) -> None:
+    """Streams that have not finished when their group is drained go on where the old weights are."""
     before = cluster.groups()
-    with cluster.load() as texts:
-        said = cluster.operate("update", "--max-num-batched-tokens", "64")
+    folder = other_weights(model_dir, tmp_path / "other")
+    with steady_load(cluster.server, NUM_CLIENTS) as texts:
+        said = cluster.operate("update", "--model", str(folder), "--max-num-batched-tokens", "64", "--limit-s", "0")
     assert "2 of 2 worker groups replaced" in said
-    assert len(set(texts)) == 1
+    assert len(set(texts)) == 2, set(texts)
+    assert texts[0] != texts[-1]
     wait_until_idle(cluster.server)
     assert len(cluster.groups() - before) == 2
 
 
 def test_groups_that_are_too_many_are_taken_away_under_load(cluster: Cluster) -> None:
-    with cluster.load() as texts:
+    with steady_load(cluster.server, NUM_CLIENTS) as texts:
         assert "wanted: 1, serving: 2" in cluster.operate("scale", "1")
     assert len(set(texts)) == 1
     wait_until_idle(cluster.server)
+
+
+def test_the_only_group_is_updated_under_load_behind_one_that_comes_first(cluster: Cluster) -> None:
+    (name,) = cluster.groups()
+    with steady_load(cluster.server, NUM_CLIENTS) as texts:
+        assert "1 of 1 worker groups replaced" in cluster.operate("update", "--surge")
+    assert len(set(texts)) == 1
+    wait_until_idle(cluster.server)
+    assert len(cluster.groups()) == 1
+    assert name not in cluster.groups()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,31 @@ async def test_when_the_application_is_about_to_stop_every_group_is_draining(new
     await core.report(pack(new_leader("a").report()), None)
     await core.drain()
     assert [entry.draining for entry in unpack((await core.registry())[0], Registry).entries] == [True]
+
+
+async def test_before_it_stops_what_is_new_is_refused_and_what_was_under_way_may_move(
+    new_leader: Any, asker: Any
+) -> None:
+    core = RouterCore()
+    for number, name in enumerate(("a", "b"), start=1):
+        await core.report(pack(new_leader(name, generation=number).report()), None)
+
+    async def ask(query: Any) -> Any:
+        return unpack(await core.route(pack(RouteQueries("g", (query,)))), RouteDecisions).decisions[0]
+
+    under_way = asker.query([1] * 20)
+    first = await ask(under_way)
+    assert first.group in ("a", "b")
+    await core.drain()
+    assert await core.num_under_way() == 1
+    refused = await ask(asker.query([1] * 20))
+    assert (refused.group, refused.reason) == (None, "stopping")
+    assert refused.retry_after_s == 5.0
+    assert (await ask(under_way)).group in ("a", "b"), "its answer was lost, and it is asked again"
+    moved = await ask(replace(under_way, attempt=2, excluded_generations=(first.generation,)))
+    assert moved.group in {"a", "b"} - {first.group}
+    await core.end()
+    assert (await ask(replace(under_way, attempt=3))).reason == "stopping"
 
 
 async def test_a_large_report_lets_queries_pass_before_the_next(new_leader: Any, asker: Any) -> None:

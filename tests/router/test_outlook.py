@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.router.config import RouterConfig
-from octavo.router.outlook import Outlook
+from octavo.router.outlook import Outlook, outlook
 from octavo.router.router import Router
 from octavo.worker.messages import GroupReport
 
@@ -62,3 +62,15 @@ def test_free_blocks_are_those_of_all_groups_that_take_requests(router: Router) 
     other = replace(REPORT, group="b", generation=2, num_free_blocks=1000)
     assert told(router, other).free_share == 0.75
     assert told(router, replace(other, draining=True)).free_share == 0.5
+
+
+def test_queries_that_wait_are_counted_where_prompts_were_too_short_to_be_measured(router: Router) -> None:
+    """A queue of chats with short questions needs more groups like any other."""
+    full = replace(REPORT, prefill_tokens_per_s=0.0, num_running=8, max_num_seqs=8)
+    router.report(full, 0.0)
+    (pool,) = router.pools.values()
+    alone, behind_many = outlook(pool, 0), outlook(pool, 100)
+    assert alone is not None
+    assert behind_many is not None
+    assert alone.expected_ttft_s == pytest.approx(0.01, rel=0.5)
+    assert behind_many.expected_ttft_s - alone.expected_ttft_s == pytest.approx(100 / pool.drain_per_s())

@@ -3,7 +3,8 @@
     .venv/bin/python tests/support/chaos.py --rounds 1000 --seed 7
 
 Each round starts 40 streams, lets one fault strike at a random moment while they run, and compares every stream
-with the same one undisturbed: texts, reasons and usage. ``tests/operation/test_chaos.py`` has one round of each fault.
+with the same one undisturbed: texts, reasons and usage. The next one begins as soon as the cluster can bear it, beside
+what comes up again. ``tests/operation/test_chaos.py`` has one round of each fault.
 Ends with exit code 1 when anything differed, or was left when the cluster had been stopped.
 """
 
@@ -36,6 +37,7 @@ NUM_STREAMS = 40
 RECOVERY_S = 120.0
 NEAR_TIE = 1e-3
 """Of two log-probabilities that are closer, rounding may decide (architecture: what "the same output" means)."""
+GROUP_SIZE = 2
 FLAGS = ("--replicas", "3", "--tensor-parallel-size", "2", "--placement", "nodes", "--num-gpu-blocks-override", "600")
 
 FAULTS = (
@@ -79,14 +81,16 @@ class Result:
     num_moved: int = 0
     differences: list[str] = field(default_factory=list)
     num_excused: int = 0
-    recovered_s: float = 0.0
+    num_groups: int = NUM_GROUPS
+    """That served when the streams began."""
+    streams_s: float = 0.0
+    """Until the last one had ended."""
 
     def line(self) -> str:
         verdict = "; ".join(self.differences) or "all as undisturbed"
         excused = f", {self.num_excused} excused at a near-tie" if self.num_excused else ""
-        return (
-            f"{self.fault}: {self.num_moved} requests moved, {verdict}{excused}; whole after {self.recovered_s:.0f} s"
-        )
+        when = f"{self.num_groups} groups, {self.streams_s:.0f} s"
+        return f"{self.fault}: {self.num_moved} requests moved, {verdict}{excused}; {when}"
 
 
 def streams() -> list[Stream]:
@@ -125,24 +129,31 @@ class Cluster:
             "SIGKILL of a raylet": lambda: [self.nodes.nodes[OTHER]],
         }
         victim = chance.choice(victims[fault]())
-        return victim.suspend if "SIGSTOP" in fault else victim.kill
+        return victim.suspend if "SIGSTOP" in fault else lambda: self._kill(victim)
 
-    def wait_until_whole(self) -> None:
-        """All nodes and groups are there."""
-        if not self.nodes.nodes[OTHER].is_running() or self.nodes.nodes[OTHER].status() == psutil.STATUS_ZOMBIE:
+    def _kill(self, victim: psutil.Process) -> None:
+        """A node is started again at once, in the place of the one that is gone."""
+        victim.kill()
+        if victim == self.nodes.nodes[OTHER]:
+            wait_until(lambda: _is_gone(victim), timeout_s=10, what="the raylet's end")
             self.nodes.start(OTHER)
-        wait_until(self._is_whole, timeout_s=RECOVERY_S, what=f"{NUM_GROUPS} worker groups ready")
 
-    def _is_whole(self) -> bool:
+    def wait_for_groups(self, count: int = NUM_GROUPS) -> None:
+        """At least so many serve."""
+        wait_until(lambda: self._num_ready() >= count, timeout_s=RECOVERY_S, what=f"{count} worker groups ready")
+
+    def _num_ready(self) -> int:
         answer = httpx.get(f"{self.server.url}/ready", timeout=30)
-        return answer.status_code == 200 and answer.json()["reason"].startswith(f"{NUM_GROUPS} ")
+        return int(answer.json()["reason"].split()[0]) if answer.status_code == 200 else 0
 
     def _leaders(self) -> list[psutil.Process]:
         return [psutil.Process(pid) for pid in self.probe.ask("leaders")]
 
     def _followers(self) -> list[psutil.Process]:
+        """Of groups that serve: the processes of those that come up are younger."""
         leaders = set(self._leaders())
-        return [process for process in self.nodes.processes("ray::Worker") if process not in leaders]
+        ranks = self.nodes.processes("ray::Worker")[: GROUP_SIZE * self._num_ready()]
+        return [process for process in ranks if process not in leaders]
 
     def run(self, stream: Stream, begun: threading.Semaphore | None = None) -> Choices:
         """Its answer, to the end."""
@@ -167,9 +178,9 @@ class Cluster:
             return {name: _outcome(future.result) for name, future in futures.items()}
 
     def round(self, fault: str, chance: random.Random, undisturbed: dict[str, Choices | Exception]) -> Result:
-        """One fault under all streams."""
-        self.wait_until_whole()
-        result = Result(fault)
+        """One fault under all streams. One group is left at least."""
+        self.wait_for_groups(NUM_GROUPS if "raylet" in fault else NUM_GROUPS - 1)
+        result = Result(fault, num_groups=self._num_ready())
         strike = self.prepared(fault, chance)
         moved_before = metric(self.server, "octavo_gateway_failovers_total")
 
@@ -179,13 +190,12 @@ class Cluster:
             time.sleep(chance.uniform(0.0, 0.5))
             strike()
 
-        answers = self.run_all(disturb)
         begin = time.monotonic()
+        answers = self.run_all(disturb)
+        result.streams_s = time.monotonic() - begin
         result.num_moved = round(metric(self.server, "octavo_gateway_failovers_total") - moved_before)
         for stream in streams():
             self._judge(stream, undisturbed[stream.name], answers[stream.name], result)
-        self.wait_until_whole()
-        result.recovered_s = time.monotonic() - begin
         return result
 
     def _judge(self, stream: Stream, expected: Choices | Exception, got: Choices | Exception, result: Result) -> None:
@@ -215,6 +225,10 @@ class Cluster:
                 best, second = (each.logprob for each in token.top_logprobs)
                 return bool(best - second < NEAR_TIE)
         return False
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def _num_common(one: str, other: str) -> int:
@@ -260,12 +274,13 @@ def check_nothing_left(nodes: Raylets, server: ServeProcess, probe: RayProbe) ->
 
 def run_rounds(target: Cluster, faults: Iterator[str], chance: random.Random, count: int) -> list[Result]:
     """``count`` rounds, each told when it is over."""
-    target.wait_until_whole()
+    target.wait_for_groups()
     undisturbed = target.run_all()
     results = []
     for number in range(count):
         results.append(target.round(next(faults), chance, undisturbed))
         print(f"round {number + 1}: {results[-1].line()}", flush=True)
+    target.wait_for_groups()
     return results
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -41,12 +42,17 @@ class RayProbe:
 
 def _leaders() -> list[int]:
     import ray
+    from ray.exceptions import RayError
 
     from octavo.cluster.plan import NAMESPACE, router_names
 
     router = ray.get_actor(router_names("octavo", 1)[0], NAMESPACE)
     _, leaders = ray.get(router.registry.remote(), timeout=30)
-    return [pid for _, pid, _ in ray.get([leader.process.remote() for leader in leaders], timeout=30)]
+    places = []
+    for leader in leaders:
+        with contextlib.suppress(RayError):  # it has just died
+            places.append(ray.get(leader.process.remote(), timeout=30))
+    return [pid for _, pid, _ in places]
 
 
 def _held() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from octavo.cluster.hosts.node import HEALTH_CHECKS
-from octavo.cluster.local_ray import free_ports
+from octavo.cluster.local_ray import NICENESS, free_ports
 
 START_S = 90
 OBJECT_STORE_BYTES = 80_000_000
@@ -29,7 +29,8 @@ class Raylets:
 
     def __init__(self, folder: Path) -> None:
         self.token = secrets.token_hex(16)
-        self.environment = os.environ | HEALTH_CHECKS | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+        self.environment = os.environ | HEALTH_CHECKS | NICENESS
+        self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
         self.environment |= {"RAY_USAGE_STATS_ENABLED": "0", "GLOO_SOCKET_IFNAME": "lo"}
         self.port = free_ports(1)[0]
         self.nodes: dict[str, psutil.Process] = {}

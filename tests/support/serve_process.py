@@ -89,6 +89,10 @@ class ServeProcess:
         """Send a signal and wait for the end; the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait for the end; the exit code."""
         try:
             code = self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

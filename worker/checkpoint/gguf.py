@@ -60,7 +60,9 @@ class GGUFFile:
         try:
             self._reader = GGUFReader(path)
         except (ValueError, OSError, IndexError, KeyError) as error:
-            raise ConfigurationError(f"{path} cannot be read as a GGUF file: {error}") from error
+            size = path.stat().st_size
+            reason = f"{error}; it has {size} bytes, is that all of it?"
+            raise ConfigurationError(f"{path} cannot be read as a GGUF file: {reason}") from error
         self.tensor_names = frozenset(tensor.name for tensor in self._reader.tensors)
 
     def get(self, key: str, default: Any = None) -> Any:

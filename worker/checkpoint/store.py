@@ -14,7 +14,8 @@ from .cache import Report, cached_folder, sha256_of
 _CONVERSION_FORMAT = 2
 """Counts the changes of what ``gguf.convert_gguf`` writes; a new number makes every converted folder anew."""
 
-_HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.jinja", "*.txt"]
+_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
+_HUB_FILES = [*_WEIGHTS, "*.json", "*.model", "*.jinja", "*.txt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ def resolve_model(name: str | None, *, cache_dir: Path, report: Report) -> Resol
         return ResolvedModel(_checked(path.resolve()), path.resolve().name)
     if path.suffix == ".gguf":
         return _gguf_model(path, cache_dir, report)
+    if path.is_file():
+        raise ConfigurationError(f"model {name} is a file; name its folder, a .gguf file or a hub id")
     if _looks_like_path(name):
         raise ConfigurationError(f"model folder {name} does not exist")
     return _hub_model(name, report)
@@ -104,7 +107,9 @@ def _hub_model(name: str, report: Report) -> ResolvedModel:
 def _checked(folder: Path) -> Path:
     """The folder, if it holds what every load needs."""
     if not (folder / "config.json").is_file():
-        raise ConfigurationError(f"model folder {folder} has no config.json")
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.safetensors.index.json")):
+        packed = sorted(path.name for path in folder.glob("*.gguf"))
+        hint = f"; to serve {packed[0]}, name that file" if packed else ""
+        raise ConfigurationError(f"model folder {folder} has no config.json{hint}")
+    if not any(path.is_file() for glob in _WEIGHTS for path in folder.glob(glob)):
         raise ConfigurationError(f"model folder {folder} has no .safetensors file; other formats are not loaded")
     return folder

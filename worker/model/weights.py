@@ -117,7 +117,7 @@ def _files(folder: Path) -> Mapping[Path, list[str] | None]:
     """Each file, with the tensors to take from it; None: all that it holds."""
     index = folder / INDEX
     if not index.exists():
-        paths = sorted(folder.glob("*.safetensors"))
+        paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
         if not paths:
             raise ConfigurationError(f"{folder} has no .safetensors file")
         return dict.fromkeys(paths)
