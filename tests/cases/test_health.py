@@ -48,9 +48,11 @@ def test_case_bug_107_all_that_is_not_open_needs_the_key(guarded: Guarded) -> No
                 assert answer.status_code == 200, path
             else:
                 assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key"), path
-        allowed = httpx.request(method, f"{guarded.server.url}{path}", headers=guarded.key, timeout=30)
-        assert allowed.status_code < 500, path
-        assert allowed.status_code not in (401, 403), path
+        parameters = {"group": "none"} if path == "/debug/profile" else {}  # it would wait for steps
+        allowed = httpx.request(
+            method, f"{guarded.server.url}{path}", headers=guarded.key, params=parameters, timeout=30
+        )
+        assert allowed.status_code in (200, 400, 415), path
 
 
 @pytest.mark.parametrize(
