@@ -27,12 +27,15 @@ from .placement_watch import demand_of, nodes
 from .plan import NAMESPACE, ClusterPlan, ServePlan, group_deployment
 from .preflight import check_models, read_chat_template
 from .router_deployment import Router
-from .worker_group import DRAIN_S, WorkerGroup
+from .worker_group import WorkerGroup
 
 GATEWAY_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 """A gateway runs on its replica's own event loop. In a thread of its own, as Serve has it by default, each token would
 cross from one loop to the other through a queue without bounds: twice the cost, and a client that does not read would
 go unnoticed."""
+
+TAKE_DOWN_S = 10.0
+"""What a group may take to end, once its requests have."""
 
 _SAID_ELSEWHERE = {
     "host": "http_options.host",
@@ -118,7 +121,7 @@ def bind(plan: ClusterPlan) -> Application:
             "runtime_env": {"env_vars": GATEWAY_ENVIRONMENT},
         },
         max_ongoing_requests=10_000,
-        graceful_shutdown_timeout_s=DRAIN_S,
+        graceful_shutdown_timeout_s=config.shutdown_timeout_s,
         graceful_shutdown_wait_loop_s=0.1,
         **_serve_logs(config),
     )
@@ -135,7 +138,7 @@ def _groups_of(plan: ServePlan, name: str) -> Application:
         placement_group_strategy=STRATEGIES[plan.config.placement],
         health_check_period_s=1.0,
         health_check_timeout_s=30.0,
-        graceful_shutdown_timeout_s=DRAIN_S + 10.0,
+        graceful_shutdown_timeout_s=plan.config.shutdown_timeout_s + TAKE_DOWN_S,
         max_constructor_retry_count=1,
         **_serve_logs(plan.config),
     )

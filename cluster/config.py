@@ -37,6 +37,7 @@ from .tenants import Tenants
 
 DEFAULT_PRIORITY_AGING_S = 60.0
 DEFAULT_ROUTER_MAX_QUEUED_REQUESTS = 1024
+DEFAULT_SHUTDOWN_TIMEOUT_S = 30.0
 MOST_MODELS = 64
 
 _BLOCK_SIZES = (16, 32, 64, 128)
@@ -131,6 +132,9 @@ class ServeConfig(ModelSettings, HttpConfig):
     """Path under which the API is found."""
     startup_timeout_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 600.0
     """Seconds until every worker group must be ready."""
+    shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = DEFAULT_SHUTDOWN_TIMEOUT_S
+    """Seconds that requests under way have when the application or a worker group is stopped. What has not ended by
+    then goes on at another group, or ends with an error where all are stopped."""
     step_timeout_s: Annotated[float, Field(ge=1, le=86400, allow_inf_nan=False)] | None = None
     """Seconds after which a step counts as hung; its worker group is then ended and replaced. Default: 60, or ten times
     what the slowest step took where that is more; 600 for the first hundred steps, in which kernels are compiled."""

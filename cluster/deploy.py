@@ -33,7 +33,6 @@ from .phases import Phases
 from .placement_watch import PlacementWatch, check_placement
 from .plan import NAMESPACE, ClusterPlan, router_names
 from .stopping import finish_requests
-from .worker_group import DRAIN_S
 
 POLL_S = 0.2
 POLL_TIMEOUT_S = 5.0
@@ -76,7 +75,7 @@ def bring_up(
 
 def _drain(config: ServeConfig, phases: Phases, serve_is_ours: bool) -> None:
     with phases.phase("draining"):
-        stop_serve(config.app_name, config.num_routers, serve_is_ours)
+        stop_serve(config.app_name, config.num_routers, serve_is_ours, config.shutdown_timeout_s)
 
 
 def _extent(plan: ClusterPlan) -> str:
@@ -97,11 +96,11 @@ def _start_serve(config: ServeConfig, front: Front | None) -> tuple[bool, tuple[
     return is_ours, (options.host, options.port)
 
 
-def stop_serve(app_name: str, num_routers: int, serve_is_ours: bool) -> None:
-    """Let the application finish what is under way, and delete it; end a Serve that we started, unless others use it
-    now."""
+def stop_serve(app_name: str, num_routers: int, serve_is_ours: bool, limit_s: float) -> None:
+    """Let the application finish what is under way, for up to ``limit_s``, and delete it; end a Serve that we started,
+    unless others use it now."""
     with contextlib.suppress(RayError, TimeoutError, RuntimeError):  # the cluster may be half up or half down
-        finish_requests(app_name, num_routers, DRAIN_S)
+        finish_requests(app_name, num_routers, limit_s)
         serve.delete(app_name)
         if not serve_is_ours or serve.status().applications:
             return

@@ -27,9 +27,12 @@ them), so that the gateway notices. There is no variable for them; the value of 
 belong in, before the words ``local0 info``."""
 
 _PROGRAM = """#!/bin/sh
-sed -i -E 's/^( *bind) [*]?:({metrics}|{stats})$/\\1 {loopback}:\\2/' "$3" && exec {haproxy} "$@"
+sed -i -E 's/^( *bind) [*]?:({metrics}|{stats})$/\\1 {loopback}:\\2/' "$3" || exit
+command -v setpriv >/dev/null && set -- setpriv --pdeathsig KILL {haproxy} "$@" || set -- {haproxy} "$@"
+exec "$@"
 """
-"""Called with ``-db -f FILE`` and more. Serve has HAProxy's own metrics and statistics on all interfaces."""
+"""Called with ``-db -f FILE`` and more. Serve has HAProxy's own metrics and statistics on all interfaces, and leaves
+HAProxy behind where it is killed itself."""
 
 
 def haproxy_environment(scratch: Path, section: str | None, *, metrics_port: int, stats_port: int) -> dict[str, str]:

@@ -31,9 +31,6 @@ from .rank_watch import RankEnd, until_over
 from .serve_ports import keep_calls_on_the_node
 from .watch.ranks import share_rank_metrics
 
-DRAIN_S = 30.0
-"""A group that is stopped may take so long to finish what is under way."""
-
 OUTLOOK_TIMEOUT_S = 2.0
 
 logger = logging.getLogger("ray.serve")
@@ -134,7 +131,8 @@ class WorkerGroup:
             watcher.cancel()
         if getattr(self, "_watchers", None) and self._dead is None:
             try:
-                await asyncio.wait_for(self._workers[0].drain.remote(DRAIN_S), DRAIN_S + 5.0)
+                limit_s = self._plan.config.shutdown_timeout_s
+                await asyncio.wait_for(self._workers[0].drain.remote(limit_s), limit_s + 5.0)
             except (RayError, TimeoutError) as error:
                 logger.warning("%s did not drain: %s", self.name, type(error).__name__)
             self._kill_workers()

@@ -106,7 +106,7 @@ def drain(orders: Orders) -> dict[str, Any]:
     with _ray(orders):
         from ..deploy import stop_serve
 
-        stop_serve(orders["app_name"], orders["num_routers"], serve_is_ours=True)
+        stop_serve(orders["app_name"], orders["num_routers"], True, orders["shutdown_timeout_s"])
     return {}
 
 

@@ -110,6 +110,7 @@ def _new_state(options: LaunchOptions, config: ServeConfig, probed: Sequence[Pro
         token=secrets.token_hex(32),
         app_name=config.app_name,
         num_routers=config.num_routers,
+        shutdown_timeout_s=config.shutdown_timeout_s,
         members=tuple(Member(each.host, each.python, index) for index, each in enumerate(probed)),
         ray_port=options.ray_port,
     )

@@ -47,6 +47,7 @@ class ClusterState:
     token: str
     app_name: str
     num_routers: int
+    shutdown_timeout_s: float
     members: tuple[Member, ...]
     ray_port: int = 0
     url: str = ""

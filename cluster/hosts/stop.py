@@ -13,7 +13,8 @@ from .state import ClusterState, Member, StateFiles
 STOP_S = 90.0
 """For a host to end its node: longer than its agent takes at the worst."""
 
-DRAIN_S = 180.0
+TAKE_DOWN_S = 150.0
+"""For the head to delete the application when its requests have ended."""
 
 
 def take_down(
@@ -41,9 +42,10 @@ def _drain(state: ClusterState, agents: Agents, note: Callable[[str], None]) -> 
         "address": state.head.address,
         "app_name": state.app_name,
         "num_routers": state.num_routers,
+        "shutdown_timeout_s": state.shutdown_timeout_s,
     }
     try:
-        agents.ask(state.head, "drain", orders, DRAIN_S)
+        agents.ask(state.head, "drain", orders, state.shutdown_timeout_s + TAKE_DOWN_S)
     except OctavoError as error:
         note(f"not drained: {error}")
 

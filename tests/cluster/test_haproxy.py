@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,6 +75,23 @@ def test_only_the_api_is_open_to_others_and_only_where_that_was_asked(tmp_path: 
         assert others == {"127.0.0.1"}
         reached = public_url(config).replace("0.0.0.0", "127.0.0.1").replace("[::]", "127.0.0.1")
         assert httpx2.get(f"{reached}/-/routes").status_code == 503  # Serve has told it no routes
+
+
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    config = ServeConfig.parse({"port": free_ports(1)[0]})
+    environment = own_ray_environment(tmp_path, None)
+    write_haproxy(environment)
+    file = serve_s_configuration(tmp_path, environment, config.port)
+    command = [environment["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(file)]
+    starter = f"import subprocess; print(subprocess.Popen({command!r}).pid, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", starter], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        process = psutil.Process(int(parent.stdout.readline()))
+        wait_until(lambda: len(listening(process)) >= 3, timeout_s=20, what="HAProxy")
+        parent.kill()
+        process.wait(10)
 
 
 def test_the_public_address_is_said_as_a_url() -> None:

@@ -10,8 +10,10 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
+from serve_process import wait_until
 
 from octavo.cluster.cli import main
 from octavo.cluster.config import ServeConfig
@@ -170,7 +172,7 @@ def test_hosts_are_told_what_was_set_and_keep_their_own_defaults() -> None:
 
 
 def state(*members: Member, name: str = "name") -> ClusterState:
-    return ClusterState(name, "abcd", "now", SHELL, "token", "octavo", 1, members)
+    return ClusterState(name, "abcd", "now", SHELL, "token", "octavo", 1, 30.0, members)
 
 
 def test_the_state_is_private_and_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -194,9 +196,9 @@ def test_a_half_written_state_is_said(tmp_path: Path) -> None:
 
 
 def test_a_process_is_known_by_its_start_and_ended_with_its_children() -> None:
-    process = subprocess.Popen(["sh", "-c", "sleep 60 & echo started; wait"], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
+    process = subprocess.Popen(["sh", "-c", "sleep 60 & wait"])
+    children = psutil.Process(process.pid).children
+    wait_until(lambda: [child.name() for child in children()] == ["sleep"], timeout_s=20, what="its child")
     identity = ProcessId.of(process.pid)
     assert identity is not None
     somebody_else = replace(identity, started=identity.started - 1)

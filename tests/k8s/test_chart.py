@@ -10,8 +10,7 @@ import yaml
 from manifests import CHART, NAMES, ROOT, Document, Rendered, container, documents, helm_template, run
 
 from octavo.cluster.application import _SAID_ELSEWHERE
-from octavo.cluster.config import ServeConfig
-from octavo.cluster.worker_group import DRAIN_S
+from octavo.cluster.config import DEFAULT_SHUTDOWN_TIMEOUT_S, ServeConfig
 
 
 def meaning(document: Document) -> Document:
@@ -217,9 +216,9 @@ def test_the_schema_knows_every_default() -> None:
 def test_the_schema_keeps_every_drain_whole() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     of_values = schema["properties"]["termination"]["properties"]
-    assert of_values["preStopSeconds"]["minimum"] > DRAIN_S
-    assert of_values["rayDrainSeconds"]["minimum"] > DRAIN_S + 10
-    assert schema["properties"]["upgrade"]["properties"]["deletionDelaySeconds"]["minimum"] > DRAIN_S
+    assert of_values["preStopSeconds"]["minimum"] > DEFAULT_SHUTDOWN_TIMEOUT_S
+    assert of_values["rayDrainSeconds"]["minimum"] > DEFAULT_SHUTDOWN_TIMEOUT_S + 10
+    assert schema["properties"]["upgrade"]["properties"]["deletionDelaySeconds"]["minimum"] > DEFAULT_SHUTDOWN_TIMEOUT_S
 
 
 def test_gpus_of_another_maker() -> None:

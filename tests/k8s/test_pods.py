@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from manifests import ROOT, Document, Rendered, container, environment
 
+from octavo.cluster.config import DEFAULT_SHUTDOWN_TIMEOUT_S
 from octavo.cluster.hosts.node import HEALTH_CHECKS
 from octavo.cluster.local_ray import own_ray_environment
-from octavo.cluster.worker_group import DRAIN_S
 
 OF_KUBERAY = {
     "RAY_AUTH_MODE",
@@ -61,14 +61,14 @@ def test_the_grace_period_covers_all_that_is_waited_for(rendered: Rendered) -> N
 
 
 def test_what_is_waited_for_is_longer_than_a_group_drains(rendered: Rendered) -> None:
-    serve_gives_a_replica_s = DRAIN_S + 10.0
+    serve_gives_a_replica_s = DEFAULT_SHUTDOWN_TIMEOUT_S + 10.0
     for pod in rendered.ray_pods.values():
-        assert container(pod)["lifecycle"]["preStop"]["sleep"]["seconds"] > DRAIN_S
+        assert container(pod)["lifecycle"]["preStop"]["sleep"]["seconds"] > DEFAULT_SHUTDOWN_TIMEOUT_S
         assert float(environment(pod)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]) > serve_gives_a_replica_s
 
 
 def test_the_old_cluster_outlives_its_streams(rendered: Rendered) -> None:
-    assert rendered.service["spec"]["rayClusterDeletionDelaySeconds"] > 2 * DRAIN_S
+    assert rendered.service["spec"]["rayClusterDeletionDelaySeconds"] > 2 * DEFAULT_SHUTDOWN_TIMEOUT_S
 
 
 # Probes
