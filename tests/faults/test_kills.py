@@ -210,8 +210,8 @@ def test_the_router_is_killed_and_nobody_notices(client: OpenAI, server: ServePr
 
 
 def test_ctrl_c_ends_what_does_not_end_in_time_and_leaves_nothing(server: ServeProcess) -> None:
-    """Case BUG-110: endless streams get two seconds, and then an error that says why. The last test of the module's server,
-    after all its kills."""
+    """Case BUG-110: endless streams get two seconds, and then an error that says why. The last test of the module's
+    server, after all its kills."""
     wait_for_groups(server, 2)
     body = {"prompt": "Without an end:", "max_tokens": 8_000, "ignore_eos": True}
     with ThreadPoolExecutor(2) as threads:
