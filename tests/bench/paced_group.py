@@ -69,6 +69,6 @@ class PacedWorker(Worker):
 class PacedGroup(worker_group.WorkerGroup):
     """The deployment, which makes its workers of that class."""
 
-    def _create_workers(self, environment: dict[str, str]) -> list[Any]:
+    def _create_workers(self) -> list[Any]:
         worker_group.Worker = PacedWorker  # type: ignore[misc]
-        return super()._create_workers(environment)
+        return super()._create_workers()
