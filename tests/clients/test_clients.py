@@ -74,6 +74,7 @@ def test_langchain(cluster: ServeProcess) -> None:
     assert report["num_logprobs"] == report["usage"]
 
 
+@pytest.mark.timeout(LIMIT_S + 60)
 def test_schemathesis(cluster: ServeProcess) -> None:
     """What the OpenAPI document says is what the server does: no 5xx, and answers of the schemas that it names."""
     assert BIN.is_dir(), "there is no .venv-clients: run .ci/setup-clients"
