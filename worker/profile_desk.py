@@ -47,8 +47,8 @@ class ProfileDesk:
         self._is_busy = False
 
     async def record(self, num_steps: int, patience_s: float) -> dict[str, Any]:
-        """Record up to ``num_steps`` steps, as many as there are in ``patience_s``: ``steps``, and ``files`` by rank.
-        Else ``error``, with ``is_busy`` where another profile is under way."""
+        """Record up to ``num_steps`` steps, as many as there are in ``patience_s``, perhaps none: ``steps``, and
+        ``files`` by rank. Else ``error``, with ``is_busy`` where another profile is under way."""
         if self._is_busy:
             return {"error": "a profile of this worker group is under way already", "is_busy": True}
         if not 1 <= num_steps <= MOST_STEPS:
@@ -72,8 +72,7 @@ class ProfileDesk:
         num_recorded, failure = done.result()
         if failure:
             return {"error": failure}
-        if num_recorded == 0:
-            return {"error": f"nothing was computed for {patience_s:g} s"}
-        names = [trace_name(self._group, self._number, rank) for rank in range(self._num_ranks)]
+        ranks = range(self._num_ranks if num_recorded else 0)  # without a step there is no trace
+        names = [trace_name(self._group, self._number, rank) for rank in ranks]
         files = {str(rank): str(self._folder / name) for rank, name in enumerate(names)}
         return {"steps": num_recorded, "files": files}

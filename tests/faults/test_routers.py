@@ -44,8 +44,11 @@ def client(server: ServeProcess) -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
-def ask(client: OpenAI, server: ServeProcess, session: str, max_tokens: int = 8) -> Answer:
-    """Stream an answer to the session's prompt; that it comes, and is whole, is the test."""
+def ask(
+    client: OpenAI, server: ServeProcess, session: str, max_tokens: int = 8, begun: threading.Semaphore | None = None
+) -> Answer:
+    """Stream an answer to the session's prompt; that it comes, and is whole, is the test. ``begun`` hears of its first
+    chunk."""
     with client.completions.with_streaming_response.create(
         model=server.model,
         prompt=f"{session}: {PROMPT}",
@@ -56,7 +59,12 @@ def ask(client: OpenAI, server: ServeProcess, session: str, max_tokens: int = 8)
         extra_headers={"x-octavo-session-id": session},
     ) as response:
         headers = response.headers
-        usage = [chunk.usage for chunk in response.parse()][-1]
+        chunks = iter(response.parse())
+        usage = next(chunks).usage
+        if begun is not None:
+            begun.release()
+        for chunk in chunks:
+            usage = chunk.usage
     assert usage is not None
     assert usage.completion_tokens == max_tokens
     cached = usage.prompt_tokens_details.cached_tokens or 0
@@ -140,11 +148,11 @@ def test_both_routers_are_killed_and_requests_are_served_all_the_same(client: Op
 def test_the_routers_and_a_leader_die_at_once_and_no_stream_is_lost(client: OpenAI, server: ServeProcess) -> None:
     """Who streams from the dead group goes on at the other, which the gateway finds without a router."""
     wait_until_exact(server)
+    begun = threading.Semaphore(0)
     with ThreadPoolExecutor(4) as threads:
-        streams = [threads.submit(ask, client, server, session, 80) for session in SESSIONS]
-        wait_until(
-            lambda: metric(server, "octavo_num_requests_running") >= len(SESSIONS), timeout_s=30, what="all running"
-        )
+        streams = [threads.submit(ask, client, server, session, 200, begun) for session in SESSIONS]
+        for _ in SESSIONS:
+            assert begun.acquire(timeout=30)
         for process in (server.workers()[0], *routers(server)):
             process.kill()
         for stream in streams:

@@ -2,7 +2,7 @@
 
 | query parameter | meaning |
 |---|---|
-| steps 1..200 | how many; 10 by default. Fewer where nothing is computed for half a minute |
+| steps 1..200 | how many; 10 by default. Fewer, or none, where nothing is computed for half a minute |
 | group | of this worker group alone; all by default |
 
 The answer says for each group how many steps were recorded, and the path of each rank's trace, for chrome://tracing or

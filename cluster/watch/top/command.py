@@ -162,6 +162,7 @@ def _profile(options: dict[str, Any]) -> None:
         if "error" in result:
             click.echo(f"{group}: {result['error']}")
             continue
-        click.echo(f"{group}: {result['steps']} steps; each rank's trace is on its own machine:")
+        where = "each rank's trace is on its own machine:" if result["files"] else "it computes nothing at present"
+        click.echo(f"{group}: {result['steps']} steps; {where}")
         for rank, path in result["files"].items():
             click.echo(f"  rank {rank}  {path}")
