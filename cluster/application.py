@@ -20,6 +20,7 @@ from ..worker.errors import ConfigurationError
 from .autoscaling import DEFAULT_TARGET_TTFT_MS, DOWNSCALE_DELAY_S, autoscaling_options
 from .config import ServeConfig
 from .config_sources import merge_args
+from .fake.deployment import FakeGroups
 from .gateway import Gateway
 from .node_wait import num_rank_hosts, wait_for_nodes
 from .placement import GATEWAY_RESOURCE, SMALL, STRATEGIES
@@ -131,6 +132,8 @@ def bind(plan: ClusterPlan) -> Application:
 
 def _groups_of(plan: ServePlan, name: str) -> Application:
     """The worker groups of one model."""
+    if plan.config.fake_engine is not None:
+        return _fake_groups_of(plan, name)
     groups = serve.deployment(WorkerGroup, name=name).options(
         **_how_many(plan.config),
         ray_actor_options={"num_cpus": SMALL},
@@ -138,6 +141,17 @@ def _groups_of(plan: ServePlan, name: str) -> Application:
         placement_group_strategy=STRATEGIES[plan.config.placement],
         health_check_period_s=1.0,
         health_check_timeout_s=30.0,
+        graceful_shutdown_timeout_s=plan.config.shutdown_timeout_s + TAKE_DOWN_S,
+        max_constructor_retry_count=1,
+        **_serve_logs(plan.config),
+    )
+    return groups.bind(plan)
+
+
+def _fake_groups_of(plan: ServePlan, name: str) -> Application:
+    groups = serve.deployment(FakeGroups, name=name).options(
+        num_replicas=1,
+        ray_actor_options={"num_cpus": SMALL},
         graceful_shutdown_timeout_s=plan.config.shutdown_timeout_s + TAKE_DOWN_S,
         max_constructor_retry_count=1,
         **_serve_logs(plan.config),

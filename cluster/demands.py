@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from .config import ServeConfig
-from .placement import Demand, rank_resources
+from .placement import SMALL, Demand, rank_resources
 
 
 def demands_of(config: ServeConfig, device: Literal["cpu", "cuda"]) -> list[Demand]:
@@ -27,4 +27,5 @@ def most_demanded(config: ServeConfig, device: Literal["cpu", "cuda"]) -> list[D
 
 def model_demand(config: ServeConfig, device: Literal["cpu", "cuda"]) -> Demand:
     """Of one model, decided for the device."""
-    return Demand(config.replicas or 1, config.tensor_parallel_size, rank_resources(device), config.placement)
+    rank = rank_resources(device) if config.fake_engine is None else {"CPU": SMALL}
+    return Demand(config.replicas or 1, config.tensor_parallel_size, rank, config.placement)

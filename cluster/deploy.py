@@ -84,6 +84,8 @@ def _extent(plan: ClusterPlan) -> str:
 
 def _groups(config: ServeConfig) -> str:
     groups, ranks = config.replicas or 1, config.tensor_parallel_size
+    if config.fake_engine is not None:
+        return f"{groups} fake worker group{'s' * (groups > 1)}"
     return f"{groups} worker group{'s' * (groups > 1)} of {ranks} rank{'s' * (ranks > 1)}"
 
 

@@ -126,7 +126,9 @@ def _ray(config: ServeConfig, phases: Phases, stop: threading.Event) -> Iterator
 
 def _ray_options(config: ServeConfig) -> dict[str, Any]:
     num_ranks = sum(
-        (model.max_replicas or model.replicas or 2) * model.tensor_parallel_size for model in config.each_model()
+        (model.max_replicas or model.replicas or 2) * model.tensor_parallel_size
+        for model in config.each_model()
+        if model.fake_engine is None
     )
     return {
         "address": "local",

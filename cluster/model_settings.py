@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ByteSize, Field
 
+from ..router.simulator.hardware import SETUPS
 from ..worker.errors import ConfigurationError
 from ..worker.spec import KvCacheDtype, Quantization
 from .config_errors import flag
@@ -20,6 +21,20 @@ DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 
 
+FAKE_ENGINE_DECIDES = (
+    "max_replicas",
+    "tensor_parallel_size",
+    "placement",
+    "dtype",
+    "quantization",
+    "enforce_eager",
+    "batch_invariant",
+    "kv_cache_dtype",
+    "kv_cache_memory_bytes",
+    "gpu_memory_utilization",
+)
+"""Fields that say nothing where no model is computed."""
+
 NO_FOLDER = ("auto", "none")
 """What --generation-config can be beside a folder."""
 
@@ -27,6 +42,10 @@ NO_FOLDER = ("auto", "none")
 def _folder_or_word(value: str) -> str:
     """A path is made absolute, since the cluster runs in another folder."""
     return value if value in NO_FOLDER else str(Path(value).expanduser().absolute())
+
+
+def _setup_or_file(value: str) -> str:
+    return value if value in SETUPS else str(Path(value).expanduser().absolute())
 
 
 class ModelSettings(Settings):
@@ -84,6 +103,10 @@ class ModelSettings(Settings):
     """How reasoning is told from the answer: think is between <think> and </think>, mistral between [THINK] and
     [/THINK]; auto tells it by the chat template."""
 
+    fake_engine: Annotated[Text, AfterValidator(_setup_or_file)] | None = None
+    """Compute nothing: a step takes as long as it would on h100-8b, h100-70b-tp4, h200-8b or h200-70b-tp2 (GPU, model,
+    tensor parallelism), or by a file of measured steps as octavo simulate --step-times takes it, and answers are words
+    by chance. To try routing and the cluster with hundreds of worker groups on one machine."""
     target_itl_ms: Annotated[float, Field(gt=0, le=60000, allow_inf_nan=False)] | None = None
     """Milliseconds that running streams shall wait for a token at the most; prompts are computed in smaller pieces
     for it. Default: no limit."""
@@ -128,6 +151,7 @@ class ModelSettings(Settings):
         self._check_replicas()
         self._check_num_blocks(block_size)
         self._check_invariance(device)
+        self._check_fake_engine()
         if device == "cpu" and self.gpu_memory_utilization is not None:
             raise ConfigurationError(
                 f"--gpu-memory-utilization {self.gpu_memory_utilization:g} says nothing where the device is cpu;"
@@ -166,6 +190,13 @@ class ModelSettings(Settings):
                 f"--tensor-parallel-size: must be at most 2 with --batch-invariant, got {self.tensor_parallel_size};"
                 " the order of a sum over more workers depends on the size of the batch"
             )
+
+    def _check_fake_engine(self) -> None:
+        if self.fake_engine is None:
+            return
+        for name in FAKE_ENGINE_DECIDES:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ConfigurationError(f"{flag(name)} says nothing with --fake-engine, which computes no model")
 
     def _check_num_blocks(self, block_size: int) -> None:
         num_blocks, length = self.num_gpu_blocks_override, self.max_model_len

@@ -176,6 +176,10 @@ class Operator:
     def _card(self, model: str | None) -> GroupsCard:
         cards = group_updates.cards(self._app_name)
         names = [card.served_model_name for card in cards]
+        if not names:
+            raise ConfigurationError(
+                "no worker group that can be replaced has come up; those of --fake-engine are as they were started"
+            )
         found = [card for card in cards if model in (None, card.served_model_name)]
         if len(found) != 1:
             raise ConfigurationError(f"--served-model-name: say which model: {', '.join(names)}")

@@ -17,6 +17,7 @@ from .api.http.auth import ApiKeys
 from .api.request.fields import MAX_TEMPLATE_CHARS
 from .api.request.generation_defaults import GenerationDefaults
 from .config import ServeConfig, check_served_names
+from .fake.engine import fake_engine_of
 from .preflight_memory import device_of, set_num_blocks
 from .trace_recorder import check_trace_file
 
@@ -66,6 +67,8 @@ def check_model(config: ServeConfig, folder: Path) -> None:
         from ..worker.model.check import check_model_folder
 
         check_model_folder(folder)
+    if config.fake_engine is not None:
+        fake_engine_of(config)
     GenerationDefaults.load(config.generation_config, folder)
     if config.record_trace is not None and config.address is None:  # else a gateway looks, on the node that it is on
         check_trace_file(config.record_trace)

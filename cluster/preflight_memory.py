@@ -29,13 +29,15 @@ def check_memory(config: ServeConfig, folders: Sequence[Path]) -> None:
     if device_of(config) != "cpu":
         return
     needs = [
-        _need_of(model.for_device("cpu"), folder) for model, folder in zip(config.each_model(), folders, strict=True)
+        _need_of(index, model.for_device("cpu"), folder)
+        for index, (model, folder) in enumerate(zip(config.each_model(), folders, strict=True))
+        if model.fake_engine is None
     ]
     available, total = host_memory().available, sum(need.num_bytes for need in needs)
     if total > available:
         raise ConfigurationError(_too_large(needs, total, available))
-    for index, need in enumerate(needs):
-        with config.errors_of_model(index):
+    for need in needs:
+        with config.errors_of_model(need.place):
             _check_pools(need.config, need.folder, available - total)
     _check_all_pools(needs, available - total)
 
@@ -43,6 +45,8 @@ def check_memory(config: ServeConfig, folders: Sequence[Path]) -> None:
 class _Need(NamedTuple):
     """What the worker groups of one model take at the most, without KV."""
 
+    place: int
+    """The model's place in the configuration."""
     config: ServeConfig
     folder: Path
     replicas: int
@@ -53,9 +57,9 @@ class _Need(NamedTuple):
         return self.replicas * self.group_bytes
 
 
-def _need_of(config: ServeConfig, folder: Path) -> _Need:
+def _need_of(place: int, config: ServeConfig, folder: Path) -> _Need:
     group_bytes = _weight_bytes(config, folder) + config.tensor_parallel_size * _PROCESS_BYTES
-    return _Need(config, folder, config.most_replicas, group_bytes)
+    return _Need(place, config, folder, config.most_replicas, group_bytes)
 
 
 def _too_large(needs: Sequence[_Need], total: int, available: int) -> str:
@@ -64,7 +68,7 @@ def _too_large(needs: Sequence[_Need], total: int, available: int) -> str:
     told = f"{flag}: {groups} processes, but {available / 2**30:.1f} GiB are available"
     if len(needs) == 1:
         return f"{told}; at most {available // needs[0].group_bytes}"
-    shares = [f"models.{index}: {need.replicas} × {gib(need.group_bytes)}" for index, need in enumerate(needs)]
+    shares = [f"models.{need.place}: {need.replicas} × {gib(need.group_bytes)}" for need in needs]
     return f"{told} ({', '.join(shares)})"
 
 

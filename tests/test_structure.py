@@ -40,7 +40,8 @@ WITHOUT_RAY = ("cluster.api", "cluster.cli", "cluster.config", "cluster.environm
 PARTS = {"starlette": "fastapi", "pydantic-core": "pydantic", "llvmlite": "numba"}
 """Distributions that come with another one, in the release that it wants."""
 
-RAY_ACTORS = {"worker.actor", "router.actor"}
+RAY_USERS = {"worker.actor", "worker.reporter", "router.actor"}
+"""Beside the cluster: the actors, and what calls one."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def test_policy_is_loaded_without_torch(module: str) -> None:
 
 def test_ray_is_imported_by_the_cluster_and_the_actors_only() -> None:
     users = {name for name in MODULES if any(names_library(item, "ray") for item in imports(name))}
-    assert {name for name in users if layer_of(name) != "cluster"} <= RAY_ACTORS
+    assert {name for name in users if layer_of(name) != "cluster"} <= RAY_USERS
 
 
 @pytest.mark.parametrize("module", modules_under(*WITHOUT_RAY))

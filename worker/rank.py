@@ -1,4 +1,4 @@
-"""Rank: one worker's device, shard and KV blocks; on rank 0 also the engine. No Ray here.
+"""Rank: one worker's device, shard and KV blocks. No Ray here.
 
 A rank comes up in one call of ``load``, which all ranks of a group make at the same time: they meet, read their slices
 of the weights, run the worst step that can come, and agree on the number of KV blocks, so that what fails fails now.
@@ -20,13 +20,11 @@ from .checkpoint.name import name_of_weights
 from .checkpoint.store import resolve_model
 from .collectives import Collectives, Rendezvous, SingleProcess, TorchDistributed
 from .decode_graphs import CudaRecorder
-from .engine import Engine
 from .errors import ConfigurationError
 from .executor import Executor
 from .grammar import GrammarCompiler
 from .ledger import Ledger
 from .memory import KV_DTYPES, KvBudget, allocate_pool, run_worst_case_step, size_kv_cache
-from .messages import SequenceUpdate
 from .model.config import ModelConfig
 from .model.device_limits import Device, check_device
 from .model.dtype import choose_dtype, speed_of_half
@@ -34,15 +32,10 @@ from .model.partition import partition
 from .model.products import weight_forms
 from .model_runner import ModelRunner, follow
 from .modesty import be_modest
-from .policies import make_queue
 from .profile_desk import PROFILES
 from .profiler import StepProfiler
-from .routing_hash import RoutingHasher
-from .scheduler import Scheduler, SchedulerLimits
 from .self_test import run_self_test
 from .spec import WorkerSpec
-from .speed import SpeedMeter
-from .token_budget import FixedBudget, LatencyBudget, TokenBudget
 
 logger = logging.getLogger(__name__)
 
@@ -185,40 +178,6 @@ def kv_budget(spec: WorkerSpec) -> KvBudget:
 def executor_of(loaded: LoadedRank) -> Executor:
     on_gpu = loaded.runner.placement.device.type == "cuda"
     return Executor(loaded.runner, loaded.collectives, loaded.kernels, overlaps=on_gpu, profiler=loaded.profiler)
-
-
-def engine_of(
-    spec: WorkerSpec,
-    loaded: LoadedRank,
-    executor: Executor,
-    emit: Callable[[str, SequenceUpdate], None],
-    clock: Callable[[], float] = time.monotonic,
-) -> Engine:
-    """The engine of a group whose leader is ``loaded``."""
-    limits = SchedulerLimits(
-        num_blocks=loaded.num_blocks,
-        block_size=spec.block_size,
-        max_num_seqs=spec.max_num_seqs,
-        max_num_batched_tokens=spec.max_num_batched_tokens,
-        max_model_len=loaded.max_model_len,
-        enable_prefix_caching=spec.enable_prefix_caching,
-        plans_ahead=spec.async_scheduling,
-    )
-    speed = SpeedMeter()
-    scheduler = Scheduler(
-        limits,
-        RoutingHasher(spec.routing_key, spec.block_size),
-        queue=make_queue(spec.scheduling_policy, aging_s=spec.priority_aging_s),
-        budget=_budget(spec, speed),
-    )
-    return Engine(scheduler, executor, clock=clock, emit=emit, speed=speed, matcher_of=loaded.grammars.matcher)
-
-
-def _budget(spec: WorkerSpec, speed: SpeedMeter) -> TokenBudget:
-    most = spec.max_num_batched_tokens
-    if spec.target_itl_s is None:
-        return FixedBudget(most)
-    return LatencyBudget(most, spec.target_itl_s, speed, least=spec.block_size)
 
 
 def run_follower(loaded: LoadedRank, heard: Callable[[], None]) -> None:

@@ -20,10 +20,11 @@ from .client import Client
 from .load import Load, perform
 from .options import SERVER_OPTIONS, load_of, load_parameters
 from .prefill_counts import PrefillCounts, read_grown_counts
+from .processes import KINDS, spent_s
 from .progress import Progress
 from .result import Result, Spread
 from .sample import Run
-from .served import served
+from .served import Served, served
 from .target import Server
 
 Reported: TypeAlias = Callable[[click.Context], AbstractContextManager[None]]
@@ -35,6 +36,7 @@ _DEFAULTS = {
     "input_len": 32,
     "output_len": 32,
 }
+_FAKE_ENGINE = "h100-8b"
 _OURS = ("--port", "--host", "--replicas", "--routing-policy", "--api-key", "--api-key-file")
 """Flags of ``octavo serve`` that the comparison sets itself, or does without."""
 _HEADINGS = ("policy", "cache hits", "prefill tokens", "TTFT p50, s", "TTFT p99, s", "requests/s", "output tokens/s")
@@ -42,10 +44,12 @@ _HEADINGS = ("policy", "cache hits", "prefill tokens", "TTFT p50, s", "TTFT p99,
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One policy. ``counts`` are of all repeats."""
+    """One policy. ``counts`` and ``cpu_s`` are of all repeats."""
 
     result: Result
     counts: PrefillCounts
+    cpu_s: Mapping[str, float]
+    """What the cluster's processes spent, by kind."""
     is_interrupted: bool
 
 
@@ -56,6 +60,9 @@ def affinity_command(reported: Reported) -> click.Command:
 
         SERVE_FLAGS, behind --, are octavo serve's: a model, and how its groups are set up. Without other options the
         load is 1,000 requests behind 8 beginnings of 1,000 tokens, 32 tokens in and 32 out.
+
+        With --fake-groups nothing is computed: what is measured is what routers, gateways and proxy can do. By default
+        the groups take their time as Llama-3.1-8B on an H100 each; SERVE_FLAGS may say --fake-engine.
         """
         with reported(ctx):
             _run(options)
@@ -68,7 +75,8 @@ def _parameters() -> list[click.Parameter]:
     return [
         click.Argument(["serve_flags"], nargs=-1, type=click.UNPROCESSED),
         click.Option(["--policy"], type=policies, multiple=True, help="Repeat it. Default: cost and round_robin."),
-        click.Option(["--replicas"], type=click.IntRange(1), default=2, show_default=True, help="Worker groups."),
+        click.Option(["--replicas"], type=click.IntRange(1), help="Worker groups. Default: 2."),
+        click.Option(["--fake-groups"], type=click.IntRange(1), help="So many worker groups without a model instead."),
         *[parameter for parameter in load_parameters() if parameter.name not in SERVER_OPTIONS],
         click.Option(["--json"], type=click.Path(path_type=Path, allow_dash=True), help="All figures; - is stdout."),
         click.Option(["--disable-tqdm"], is_flag=True, help="No progress bar."),
@@ -76,15 +84,16 @@ def _parameters() -> list[click.Parameter]:
 
 
 def _run(options: dict[str, Any]) -> None:
-    load = _load(options)
+    load, flags = _load(options), serve_flags(options)
     trials: dict[str, Trial] = {}
     for policy in dict.fromkeys(options["policy"] or ("cost", "round_robin")):
-        click.echo(f"{policy}: starting {options['replicas']} groups", err=True)
-        trials[policy] = _trial(policy, load, options)
+        click.echo(f"{policy}: octavo serve {' '.join(flags)}", err=True)
+        trials[policy] = _trial(policy, load, flags, is_quiet=options["disable_tqdm"])
         if trials[policy].is_interrupted:
             break
     is_json = options["json"] == Path("-")
     click.echo(table(rows(trials)), err=is_json)
+    click.echo(table(cpu_rows(trials)), err=is_json)
     if is_json:
         click.echo(_json(trials))
     elif options["json"] is not None:
@@ -103,26 +112,37 @@ def _load(options: dict[str, Any]) -> Load:
     return load_of({**options, **SERVER_OPTIONS})
 
 
-def _trial(policy: PolicyName, load: Load, options: Mapping[str, Any]) -> Trial:
-    own = ("--routing-policy", policy, "--replicas", str(options["replicas"]))
-    with served([*options["serve_flags"], *own]) as url:
-        here = replace(load, server=Server(url, load.server.headers, timeout_s=load.server.timeout_s))
-        progress = Progress(load.num_repeats, is_hidden=options["disable_tqdm"])
-        return asyncio.run(_measure(here, policy, progress))
+def serve_flags(options: Mapping[str, Any]) -> list[str]:
+    """Of ``octavo serve``, the same for each policy. Raises ConfigurationError."""
+    flags, num_fake, num_groups = list(options["serve_flags"]), options["fake_groups"], options["replicas"]
+    says_engine = any(flag.partition("=")[0] == "--fake-engine" for flag in flags)
+    if num_fake is None:
+        return [*flags, "--replicas", str(num_groups or 2)]
+    if num_groups is not None:
+        raise ConfigurationError(f"--replicas: says nothing with --fake-groups {num_fake}")
+    return [*flags, *(() if says_engine else ("--fake-engine", _FAKE_ENGINE)), "--replicas", str(num_fake)]
 
 
-async def _measure(load: Load, policy: str, progress: Progress) -> Trial:
-    before = PrefillCounts({}, {})
+def _trial(policy: PolicyName, load: Load, flags: Sequence[str], *, is_quiet: bool) -> Trial:
+    with served([*flags, "--routing-policy", policy]) as server:
+        here = replace(load, server=Server(server.url, load.server.headers, timeout_s=load.server.timeout_s))
+        return asyncio.run(_measure(here, policy, server, Progress(load.num_repeats, is_hidden=is_quiet)))
+
+
+async def _measure(load: Load, policy: str, server: Served, progress: Progress) -> Trial:
+    before, spent_before_s = PrefillCounts({}, {}), dict[str, float]()
 
     async def count_warm_up(client: Client, warm_up: Run | None) -> None:
-        nonlocal before
+        nonlocal before, spent_before_s
         before = await read_grown_counts(client, before, 0 if warm_up is None else _num_prompt_tokens(warm_up))
+        spent_before_s = spent_s(server.pid)
 
     outcome = await perform(load, progress, count_warm_up)
+    cpu_s = {kind: seconds - spent_before_s.get(kind, 0.0) for kind, seconds in spent_s(server.pid).items()}
     num_prompt_tokens = sum(_num_prompt_tokens(run) for run in outcome.runs)
     async with Client(load.server) as client:
         counts = await read_grown_counts(client, before, num_prompt_tokens)
-    return Trial(Result(policy, {}, None, tuple(outcome.runs)), counts, outcome.is_interrupted)
+    return Trial(Result(policy, {}, None, tuple(outcome.runs)), counts, cpu_s, outcome.is_interrupted)
 
 
 def _num_prompt_tokens(run: Run) -> int:
@@ -147,20 +167,40 @@ def _row(policy: str, trial: Trial) -> tuple[str, ...]:
     )
 
 
+def cpu_rows(trials: Mapping[str, Trial]) -> list[tuple[str, ...]]:
+    """Headings, and for each kind of process the CPU that it spent on a request, under each policy, and in brackets the
+    part of a core that this was. What is spent without requests is among it."""
+    kinds = [kind for kind in KINDS if any(trial.cpu_s.get(kind) for trial in trials.values())]
+    headings = ("CPU, ms/request (cores)", *trials)
+    return [headings, *[(kind, *[_cpu(trial, kind) for trial in trials.values()]) for kind in kinds]]
+
+
+def _cpu(trial: Trial, kind: str) -> str:
+    runs = trial.result.runs
+    cpu_s, num_good, wall_s = trial.cpu_s.get(kind, 0.0), sum(len(run.good()) for run in runs), _wall_s(trial)
+    return f"{1e3 * cpu_s / max(1, num_good):.2f} ({cpu_s / wall_s:.2f})"
+
+
+def _wall_s(trial: Trial) -> float:
+    return sum(run.wall_s for run in trial.result.runs)
+
+
 def _shown(spread: Spread) -> str:
     return f"{spread.mean:.3f}" if spread.deviation is None else f"{spread.mean:.3f} ± {spread.deviation:.3f}"
 
 
 def _json(trials: Mapping[str, Trial]) -> bytes:
     """By policy: what groups counted, and the figures of each repeat."""
-    value = {policy: _as_json(trial.result.figures(), trial.counts) for policy, trial in trials.items()}
+    value = {policy: _as_json(trial) for policy, trial in trials.items()}
     return orjson.dumps({"policies": value}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _as_json(repeats: Sequence[Mapping[str, Any]], counts: PrefillCounts) -> dict[str, Any]:
+def _as_json(trial: Trial) -> dict[str, Any]:
     return {
-        "hit_rate": counts.hit_rate,
-        "computed_prompt_tokens": counts.computed,
-        "imbalance": counts.imbalance,
-        "repeats": repeats,
+        "hit_rate": trial.counts.hit_rate,
+        "computed_prompt_tokens": trial.counts.computed,
+        "imbalance": trial.counts.imbalance,
+        "cpu_s": trial.cpu_s,
+        "wall_s": _wall_s(trial),
+        "repeats": trial.result.figures(),
     }

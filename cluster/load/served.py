@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ...worker.errors import OctavoError
 
@@ -23,9 +24,16 @@ class NotServed(OctavoError):
     """It did not come up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    url: str
+    """Without ``/v1``."""
+    pid: int
+
+
 @contextlib.contextmanager
-def served(flags: Sequence[str]) -> Iterator[str]:
-    """Its URL, without ``/v1``, when it is ready; it is stopped in any case. Raises NotServed with its last words."""
+def served(flags: Sequence[str]) -> Iterator[Served]:
+    """When it is ready; it is stopped in any case. Raises NotServed with its last words."""
     process = subprocess.Popen(
         [sys.executable, "-m", "octavo.cluster", "serve", "--port", "0", *flags],
         stdout=subprocess.PIPE,
@@ -35,7 +43,7 @@ def served(flags: Sequence[str]) -> Iterator[str]:
     )
     try:
         with _Output(process) as output:
-            yield output.url()
+            yield Served(output.url(), process.pid)
     finally:
         _stop(process)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...worker.engine_loop import EngineLoop
 from ...worker.errors import Unavailable
 from ...worker.grammar_desk import GrammarDesk
+from ...worker.group_engine import engine_of
 from ...worker.messages import Request, RouteDecision
 from ...worker.metrics import metrics_text
 from ...worker.pool_state import PoolState, copy_pool, pool_state
@@ -91,7 +92,7 @@ class LocalService:
     @classmethod
     def start_engine(cls, spec: WorkerSpec, loaded: LoadedRank) -> Self:
         """Over a new engine."""
-        from ...worker.rank import engine_of, executor_of
+        from ...worker.rank import executor_of
 
         identity = GroupIdentity(
             spec.served_model_name, GROUP, spec.generation, spec.block_size, loaded.num_blocks, spec.max_num_seqs

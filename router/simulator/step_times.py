@@ -115,9 +115,10 @@ def fit(steps: Sequence[Sequence[float]]) -> StepTimes:
     return StepTimes(overhead_s, 0.0, token_s, context_s, kv_s)
 
 
-def load_fitted(path: Path) -> StepTimes:
-    """Fit to the last line of ``path``, which a benchmark has printed: a JSON object whose ``steps`` are rows of
-    num_prefill_tokens, num_context_tokens, num_decodes, num_kv_tokens (see ``StepShape``) and seconds.
+def load_fitted(path: Path, flag: str = "--step-times") -> StepTimes:
+    """Fit to the last line of ``path``, a file that ``flag`` named and a benchmark has printed: a JSON object whose
+    ``steps`` are rows of num_prefill_tokens, num_context_tokens, num_decodes, num_kv_tokens (see ``StepShape``) and
+    seconds.
 
     Raises ConfigurationError when there is no such line, a row is impossible, or there are fewer than 8.
     """
@@ -125,19 +126,19 @@ def load_fitted(path: Path) -> StepTimes:
         lines = path.read_bytes().strip().splitlines()
         value = orjson.loads(lines[-1] if lines else b"")
     except OSError as error:
-        raise ConfigurationError(f"--step-times: {path}: {error.strerror or error}") from error
+        raise ConfigurationError(f"{flag}: {path}: {error.strerror or error}") from error
     except orjson.JSONDecodeError as error:
-        raise ConfigurationError(f"--step-times: {path}: the last line is not JSON ({error})") from error
+        raise ConfigurationError(f"{flag}: {path}: the last line is not JSON ({error})") from error
     steps = value.get("steps") if isinstance(value, Mapping) else None
     if not isinstance(steps, list) or len(steps) < 8:
-        raise ConfigurationError(f"--step-times: {path}: the last line must have a list 'steps' of 8 or more rows")
+        raise ConfigurationError(f"{flag}: {path}: the last line must have a list 'steps' of 8 or more rows")
     for number, row in enumerate(steps):
         if not _is_possible(row):
             raise ConfigurationError(
-                f"--step-times: {path}: steps[{number}] must be finite numbers ({', '.join(_COLUMNS)}), got {row!r}"
+                f"{flag}: {path}: steps[{number}] must be finite numbers ({', '.join(_COLUMNS)}), got {row!r}"
             )
     fitted = fit(steps)
-    fitted.check(f"--step-times: {path}: the fit")
+    fitted.check(f"{flag}: {path}: the fit")
     return fitted
 
 

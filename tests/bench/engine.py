@@ -24,8 +24,9 @@ import torch
 from in_process import add_model_arguments, find_model, make_spec
 from transformers import AutoModelForCausalLM, StoppingCriteria
 
+from octavo.worker.group_engine import engine_of
 from octavo.worker.messages import Request, SamplingParams, SequenceUpdate
-from octavo.worker.rank import LoadedRank, engine_of, executor_of, load_alone
+from octavo.worker.rank import LoadedRank, executor_of, load_alone
 from octavo.worker.spec import WorkerSpec
 
 RATIOS_WANTED = {1: 1.5, 16: 3.0}

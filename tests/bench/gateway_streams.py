@@ -37,9 +37,11 @@ import platformdirs
 import psutil
 from plain_stream import plain_server
 from stream_client import Delays, Order, StreamClient
-from stream_processes import KINDS, PacedServer, cpu_s, profiled, thread_cpu_s
-from ticks import PERIOD_S, words
+from stream_processes import PacedServer, profiled, thread_cpu_s
+from ticks import PERIOD_S
 
+from octavo.cluster.fake.words import words_of
+from octavo.cluster.load.processes import KINDS, cpu_s
 from octavo.worker.checkpoint.store import resolve_model
 
 LIBRARIES = ("ray", "fastapi", "starlette", "uvicorn", "uvloop", "httptools")
@@ -134,7 +136,7 @@ def show_profile(client: StreamClient, server: PacedServer, body: bytes, load: L
 def main(streams: int, seconds: int, warm_up: int, rounds: int, profile: bool) -> None:
     load = Load(streams, seconds, warm_up)
     folder = resolve_model(None, cache_dir=platformdirs.user_cache_path("octavo"), report=print).path
-    texts = list(words(folder))
+    texts = list(words_of(folder))
     client, server = StreamClient(texts), PacedServer(streams)
     try:
         body = chat(server.model, round(2 * (warm_up + seconds) / PERIOD_S))

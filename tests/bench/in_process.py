@@ -18,8 +18,9 @@ import torch
 from octavo.worker.checkpoint import resolve_model
 from octavo.worker.engine import Engine
 from octavo.worker.executor import Executor
+from octavo.worker.group_engine import engine_of
 from octavo.worker.messages import SequenceUpdate
-from octavo.worker.rank import LoadedRank, engine_of, executor_of, load_alone
+from octavo.worker.rank import LoadedRank, executor_of, load_alone
 from octavo.worker.sampling_row import SamplingRow, StepResult
 from octavo.worker.spec import WorkerSpec
 from octavo.worker.step_plan import StepPlan

@@ -12,9 +12,10 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from ticks import next_tick, wait_s, words
+from ticks import next_tick, wait_s
 
 from octavo.cluster import worker_group
+from octavo.cluster.fake.words import words_of
 from octavo.worker import rank
 from octavo.worker.actor import Worker
 from octavo.worker.checkpoint.store import resolve_model
@@ -58,7 +59,7 @@ class PacedExecutor:
 class PacedWorker(Worker):
     async def load(self, host: str, port: int) -> dict[str, Any]:
         folder = resolve_model(self._spec.model, cache_dir=self._spec.cache_dir, report=lambda line: None).path
-        token_ids = list(words(folder).values())
+        token_ids = list(words_of(folder).values())
         rank.executor_of = lambda loaded: PacedExecutor(token_ids)  # type: ignore[assignment,return-value]
         nothing: Any = SimpleNamespace()
         compiler = GrammarCompiler.of_model(folder, vocab_size=len(token_ids))

@@ -26,11 +26,11 @@ import numpy as np
 import ray
 
 from octavo.router.actor import RouterCore
-from octavo.worker.actor import Worker
 from octavo.worker.engine import Engine
 from octavo.worker.engine_loop import EngineLoop
 from octavo.worker.messages import Registry, RouteQueries, RouteQuery
 from octavo.worker.report_book import GroupIdentity, ReportBook
+from octavo.worker.reporter import PERIOD_S, Reporter
 from octavo.worker.routing_hash import RoutingHasher, pack_hashes
 from octavo.worker.sampling_row import StepResult
 from octavo.worker.scheduler import Scheduler, SchedulerLimits
@@ -51,11 +51,10 @@ class NoDevice:
     def shut_down(self) -> None: ...
 
 
-class Leader(Worker):
+class Leader:
     """A leader's actor without a model."""
 
     def __init__(self, number: int, num_blocks: int, chain: int) -> None:
-        self._spec = type("Spec", (), {"ray_namespace": NAMESPACE})()  # type: ignore[assignment]
         self._number, self._num_blocks, self._chain = number, num_blocks, chain
 
     async def start(self) -> float:
@@ -65,8 +64,14 @@ class Leader(Worker):
             self._engine, NoDevice(), ReportBook(identity, lambda engine: "", (NAME,)), self._number + 1
         )
         walk_s = await self._loop.ask(self._fill)
-        self._tasks = [asyncio.create_task(self._report(NAME)), asyncio.create_task(self._render_metrics())]
+        reporter = Reporter(self._loop, NAME, NAMESPACE, ray.get_runtime_context().current_actor)
+        self._tasks = [asyncio.create_task(reporter.run()), asyncio.create_task(self._render_metrics())]
         return walk_s
+
+    async def _render_metrics(self) -> None:
+        while True:
+            self._loop.render_metrics()
+            await asyncio.sleep(PERIOD_S)
 
     def _engine(self, emit: Any) -> Engine:
         limits = SchedulerLimits(self._num_blocks, BLOCK_SIZE, 64, 512, 4096)

@@ -13,20 +13,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
+from octavo.cluster.load.processes import processes_of, spent_s
 
 READY = re.compile(r"ready after .*: (?P<model>\S+) at http://[^:]+:(?P<port>\d+)/v1")
 START_TIMEOUT_S = 180.0
-_KINDS = {
-    "gateway": re.compile(r"ray::ServeReplica:.*:Gateway"),
-    "proxy": re.compile(r".*/haproxy"),
-    "leader": re.compile(r"ray::PacedWorker"),
-    "router": re.compile(r"ray::RouterCore"),
-    "raylet": re.compile(r".*/raylet/raylet"),
-    "GCS": re.compile(r".*/gcs_server"),
-}
-OTHER = "other Ray processes"
-KINDS = (*_KINDS, OTHER)
 _LINE = re.compile(r":\d+$")
 _INSTALLED = re.compile(r".*/site-packages/(?P<library>ray/serve|\w+)")
 _STANDARD = re.compile(r".*/lib/python3\.\d+/(?P<module>\w+)")
@@ -43,7 +33,6 @@ class PacedServer:
         if not self._ready.wait(START_TIMEOUT_S) or not self.port:
             self.stop()
             raise RuntimeError("the application did not come up:\n" + "".join(self._lines))
-        self.processes = [(kind_of(each), each) for each in psutil.Process(self._process.pid).children(recursive=True)]
 
     model = ""
     port = 0
@@ -59,24 +48,15 @@ class PacedServer:
 
     def cpu_s(self) -> Counter[str]:
         """CPU seconds so far, of all processes of each kind."""
-        seconds: Counter[str] = Counter()
-        for kind, process in self.processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                seconds[kind] += cpu_s(process)
-        return seconds
+        return Counter(spent_s(self._process.pid))
 
     @property
     def gateway(self) -> int:
-        return next(process.pid for kind, process in self.processes if kind == "gateway")
+        return next(each.pid for kind, each in processes_of(self._process.pid) if kind == "gateway")
 
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait()
-
-
-def cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def thread_cpu_s(pid: int) -> Counter[str]:
@@ -91,13 +71,6 @@ def thread_cpu_s(pid: int) -> Counter[str]:
             seconds[f"{name}, user"] += int(user) * tick_s
             seconds[f"{name}, system"] += int(system) * tick_s
     return seconds
-
-
-def kind_of(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error, IndexError):
-        title = process.cmdline()[0].strip()
-        return next((kind for kind, pattern in _KINDS.items() if pattern.match(title)), OTHER)
-    return OTHER
 
 
 class Profile:

@@ -5,25 +5,13 @@ What gives a token at a tick gives the tick's word, so that whoever reads the te
 
 from __future__ import annotations
 
-import re
 import time
-from pathlib import Path
 
-from octavo.cluster.api.text.processor import TextProcessor
+from octavo.cluster.fake.words import MOST_WORDS
 
 PERIOD_S = 0.020
-NUM_WORDS = 1_000
+NUM_WORDS = MOST_WORDS
 """A word comes again after so many ticks, 20 s."""
-_WORD = re.compile(r" [a-z]{2,9}")
-
-
-def words(folder: Path) -> dict[str, int]:
-    """Text → token id, in the order of ticks: tokens that are a word, whatever stands around them."""
-    text = TextProcessor.load(folder)
-    texts = {text.token_bytes.text(token_id): token_id for token_id in range(text.vocab_size)}
-    text.close()
-    found = {text: token_id for text, token_id in texts.items() if _WORD.fullmatch(text)}
-    return dict(list(found.items())[:NUM_WORDS])
 
 
 def next_tick(after: int) -> int:

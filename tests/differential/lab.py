@@ -14,9 +14,10 @@ import platformdirs
 from octavo.kernels.backend import Kernels
 from octavo.worker.engine import Engine
 from octavo.worker.executor import Executor
+from octavo.worker.group_engine import engine_of
 from octavo.worker.messages import FinishReason, Request, SequenceUpdate
 from octavo.worker.model_runner import Limits, ModelRunner
-from octavo.worker.rank import LoadedRank, engine_of, executor_of, load_alone
+from octavo.worker.rank import LoadedRank, executor_of, load_alone
 from octavo.worker.routing_hash import RoutingHasher
 from octavo.worker.sampling_row import SamplingRow, StepResult
 from octavo.worker.spec import SchedulingPolicy, WorkerSpec

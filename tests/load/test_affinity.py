@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,7 @@ from load_plays import run_of, sample
 from scripted_api import ScriptedApi
 
 from octavo.cluster.cli import main
-from octavo.cluster.load.affinity import Trial, rows
+from octavo.cluster.load.affinity import Trial, cpu_rows, rows, serve_flags
 from octavo.cluster.load.client import Client
 from octavo.cluster.load.prefill_counts import PrefillCounts, read_counts, read_grown_counts
 from octavo.cluster.load.result import Result
@@ -55,7 +56,9 @@ def test_counts_are_read_until_groups_have_reported_all_of_it(api: ScriptedApi) 
 
 def test_each_policy_is_a_row() -> None:
     run = run_of([sample()], wall_s=2.0)
-    trial = Trial(Result("cost", {}, None, (run, run)), PrefillCounts({"a": 300.0, "b": 100.0}, {"a": 200.0}), False)
+    trial = Trial(
+        Result("cost", {}, None, (run, run)), PrefillCounts({"a": 300.0, "b": 100.0}, {"a": 200.0}), {}, False
+    )
     (headings, row) = rows({"cost": trial})
     assert dict(zip(headings, row, strict=True)) == {
         "policy": "cost",
@@ -69,12 +72,41 @@ def test_each_policy_is_a_row() -> None:
     }
 
 
+def test_cpu_is_told_of_each_kind_of_process_and_policy() -> None:
+    run = run_of([sample(), sample()], wall_s=2.0)
+    counts = PrefillCounts({}, {})
+    one = Trial(Result("cost", {}, None, (run,)), counts, {"router": 0.5, "gateway": 1.0, "proxy": 0.0}, False)
+    two = Trial(Result("round_robin", {}, None, (run,)), counts, {"gateway": 2.0}, False)
+    assert cpu_rows({"cost": one, "round_robin": two}) == [
+        ("CPU, ms/request (cores)", "cost", "round_robin"),
+        ("gateway", "500.00 (0.50)", "1000.00 (1.00)"),
+        ("router", "250.00 (0.25)", "0.00 (0.00)"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ({}, ["--replicas", "2"]),
+        ({"replicas": 3, "serve_flags": ("--dtype", "auto")}, ["--dtype", "auto", "--replicas", "3"]),
+        ({"fake_groups": 200}, ["--fake-engine", "h100-8b", "--replicas", "200"]),
+        (
+            {"fake_groups": 9, "serve_flags": ("--fake-engine=h200-8b",)},
+            ["--fake-engine=h200-8b", "--replicas", "9"],
+        ),
+    ],
+)
+def test_groups_are_real_ones_or_fake_ones(given: dict[str, Any], flags: list[str]) -> None:
+    assert serve_flags({"serve_flags": (), "replicas": None, "fake_groups": None} | given) == flags
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--", "--routing-policy=cost"), "--routing-policy=cost: the comparison sets it itself"),
         (("--dataset-name", "trace"), "--dataset-path: must be said with --dataset-name trace"),
         (("--num-turns", "3"), "--num-turns: says nothing with --dataset-name prefix_repetition"),
+        (("--replicas", "2", "--fake-groups", "9"), "--replicas: says nothing with --fake-groups 9"),
         (("--json", "nowhere/a.json"), "--json: nowhere/a.json: No such file"),
     ],
 )

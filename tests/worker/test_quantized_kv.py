@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from worker_specs import worker_spec
 
 from octavo.worker.engine import Engine
+from octavo.worker.group_engine import engine_of
 from octavo.worker.messages import Branch, Request, SamplingParams, SequenceUpdate
-from octavo.worker.rank import LoadedRank, engine_of, executor_of, load_alone
+from octavo.worker.rank import LoadedRank, executor_of, load_alone
 from octavo.worker.spec import WorkerSpec
 
 SHAPE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -39,38 +41,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, P
     return model, folder
 
 
-def spec_of(folder: Path, kv_cache_dtype: str, tmp_path: Path) -> WorkerSpec:
-    return WorkerSpec(
-        model=str(folder),
-        served_model_name="model",
-        group="tests",
-        generation=1,
-        tensor_parallel_size=1,
-        device="cpu",
-        dtype="float32",
-        block_size=16,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_model_len=96,
-        enable_prefix_caching=True,
-        kv_cache_memory_bytes=None,
-        gpu_memory_utilization=0.9,
-        num_gpu_blocks_override=64,
-        num_ranks_on_machine=1,
-        routing_key=bytes(16),
-        cache_dir=tmp_path,
-        router_names=(),
-        ray_namespace="none",
-        startup_timeout_s=60.0,
-        kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
-    )
-
-
 @pytest.fixture(scope="module", params=["int8", "fp8_e4m3"])
 def loaded(
     request: Any, model: tuple[LlamaForCausalLM, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[WorkerSpec, LoadedRank]:
-    spec = spec_of(model[1], request.param, tmp_path_factory.mktemp("cache"))
+    spec = worker_spec(str(model[1]), tmp_path_factory.mktemp("cache"), kv_cache_dtype=request.param)
     return spec, load_alone(model[1], spec)
 
 
