@@ -82,7 +82,8 @@ def own_ray_environment(scratch: Path, haproxy_section: str | None = None) -> di
     """Further variables of a Ray of our own, for this process and all that it starts.
 
     HAProxy carries streamed tokens at half the cost of Serve's own proxy. ``haproxy_section`` is put into its
-    configuration (``front.py``), and ``write_haproxy`` must be called before it starts.
+    configuration (``front.py``), and ``write_haproxy`` must be called before it starts. On a busy machine a proxy takes
+    longer to come up than Serve waits by itself: the third time it would begin anew.
     """
     metrics, stats = free_ports(2, LOOPBACK)
     return (
@@ -90,6 +91,7 @@ def own_ray_environment(scratch: Path, haproxy_section: str | None = None) -> di
         | NICENESS
         | {
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
             "RAY_USAGE_STATS_ENABLED": "0",
             "TOKENIZERS_PARALLELISM": "false",
         }
