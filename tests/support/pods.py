@@ -171,12 +171,13 @@ class Pods:
         return {}
 
     def end(self) -> None:
-        """Kill all that is left."""
+        """Kill all that is left, also what outlived its parent unseen, as an HAProxy that took over from another."""
         for pod in self.started:
             pod.family |= set(pod.processes())
             if pod.process.poll() is None:
                 pod.process.kill()
             pod.wait(START_S)
+        kill({process for process in psutil.process_iter() if _is_at_home_in(process, self._folder)})
 
     def _start(self, group: str, address: str, num_cpus: int | None, ports: dict[int, int]) -> Pod:
         """A container that ends while it starts (a raylet has 30 s) is started again, as kubelet does."""
@@ -275,6 +276,12 @@ def kill(processes: set[psutil.Process]) -> None:
 
 def _has_started_or_ended(pod: Pod) -> bool:
     return pod.process.poll() is not None or pod.probe("startupProbe")
+
+
+def _is_at_home_in(process: psutil.Process, folder: Path) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.cwd() == str(folder)
+    return False
 
 
 def _is_named(process: psutil.Process, name: str) -> bool:
