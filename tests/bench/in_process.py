@@ -107,8 +107,7 @@ class Bench:
         """A new engine with an empty cache. ``changes``: of the spec, where the loaded model does not depend on it."""
         executor = Observed(self.executor)
         spec = replace(self.spec, **changes)
-        # Only what ``launch`` does is asked of it.
-        engine = engine_of(spec, self.loaded, executor, emit, time.perf_counter)  # type: ignore[arg-type]
+        engine = engine_of(spec, self.loaded, executor, emit, time.perf_counter)
         if observe is not None:
             executor.observe = lambda plan: observe(engine, plan)
         return engine
