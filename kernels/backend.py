@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from . import reference
+from . import reference, reference_experts
 from .kv_cache import KVCache, KVPool
 from .quantized import Weight
 from .sampling import Logprobs, SamplingTensors
@@ -53,9 +53,18 @@ class PrepareLinear(Protocol):
     def __call__(self, weight: Weight, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]: ...
 
 
+class PrepareExperts(Protocol):
+    """See ``reference_experts.prepare_experts``."""
+
+    def __call__(
+        self, gate_up: Tensor, down: Tensor, *, num_chosen: int, renormalise: bool
+    ) -> Callable[[Tensor, Tensor], Tensor]: ...
+
+
 @dataclass(frozen=True)
 class Kernels:
-    """One implementation of each function; ``kernels/reference.py`` says what each takes and gives."""
+    """One implementation of each function; ``reference.py`` and ``reference_experts.py`` say what each takes and
+    gives."""
 
     name: str
     """``triton``, ``cpu`` or ``reference``."""
@@ -71,6 +80,8 @@ class Kernels:
     logprobs: Callable[[Tensor, Tensor, int], Logprobs]
     prepare_linear: PrepareLinear
     """Packs a weight once for many products; what a layer calls afterwards."""
+    prepare_experts: PrepareExperts
+    """The same of a mixture of experts."""
     team: Team | None = None
     """On CPUs, what runs the kernels: it can record them."""
 
@@ -98,12 +109,13 @@ def reference_kernels() -> Kernels:
         sample=reference.sample,
         logprobs=reference.logprobs,
         prepare_linear=reference.prepare_linear,
+        prepare_experts=reference_experts.prepare_experts,
     )
 
 
 def cpu_kernels() -> Kernels:
     """numba and oneDNN."""
-    from . import cpu_attention, cpu_cache, cpu_elementwise, cpu_linear, cpu_logprobs, cpu_sample
+    from . import cpu_attention, cpu_cache, cpu_elementwise, cpu_experts, cpu_linear, cpu_logprobs, cpu_sample
     from .cpu_program import Team
 
     team = Team()
@@ -120,6 +132,7 @@ def cpu_kernels() -> Kernels:
         sample=cpu_sample.sample,
         logprobs=cpu_logprobs.logprobs,
         prepare_linear=partial(cpu_linear.prepare_linear, team),
+        prepare_experts=partial(cpu_experts.Experts, team),
         team=team,
     )
 
@@ -130,6 +143,7 @@ def triton_kernels(*, batch_invariant: bool = False) -> Kernels:
         triton_attention,
         triton_cache,
         triton_elementwise,
+        triton_experts,
         triton_linear,
         triton_logprobs,
         triton_sample,
@@ -148,6 +162,7 @@ def triton_kernels(*, batch_invariant: bool = False) -> Kernels:
         sample=triton_sample.sample,
         logprobs=triton_logprobs.logprobs,
         prepare_linear=partial(triton_linear.prepare_linear, batch_invariant=batch_invariant),
+        prepare_experts=partial(triton_experts.Experts, batch_invariant=batch_invariant),
     )
 
 

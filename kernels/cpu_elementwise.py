@@ -159,8 +159,8 @@ def _act_mul_work() -> Any:
 
     def act_mul(words_at, call_at, tally_at, member, team):
         _ = sources  # for the cache's key
-        gate_up_at, stride, out_at, width, activation = words(words_at, 5)
-        (rows,) = words(call_at, 1)
+        gate_up_at, stride, out_at, width, activation, rows_of_token = words(words_at, 6)
+        rows = words(call_at, 1)[0] * rows_of_token
         at_once = rows_at_once(ACTIVATION_COST * width)
         first, last = take(tally_at, rows, at_once)
         while first < last:
@@ -226,6 +226,16 @@ def _act_mul(team: Team, gate_up: Tensor, activation: int, otherwise: Callable[[
         return otherwise(gate_up)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = team.empty(rows, width)
-    at = gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), width, activation
-    team.run([Launch(_act_mul_work().address, at)], rows, is_small=rows * width < PARALLEL_ELEMENTS)
+    launch = _act_mul_launch(gate_up, out, activation)
+    team.run([launch], rows, is_small=rows * width < PARALLEL_ELEMENTS)
     return out
+
+
+def silu_mul_launch(gate_up: Tensor, out: Tensor, rows_of_token: int) -> Launch:
+    """For so many rows of each of the call's: ``out [rows, I]`` of ``gate_up [rows, 2 * I or more]``, float32."""
+    return _act_mul_launch(gate_up, out, _SILU, rows_of_token)
+
+
+def _act_mul_launch(gate_up: Tensor, out: Tensor, activation: int, rows_of_token: int = 1) -> Launch:
+    at = gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), out.shape[1], activation, rows_of_token
+    return Launch(_act_mul_work().address, at)

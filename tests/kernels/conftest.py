@@ -63,16 +63,18 @@ def invariant_kernels(kernels: Kernels) -> Kernels:
 
 
 def with_triton_options(kernels: Kernels, **options: Any) -> Kernels:
-    """Other backends stay as they are."""
+    """Other backends stay as they are. Experts have one way for any number of multiprocessors."""
     if kernels.name != "triton":
         return kernels
     from octavo.kernels.triton_attention import prepare_paged_attention
+    from octavo.kernels.triton_experts import Experts
     from octavo.kernels.triton_linear import prepare_linear
 
     return replace(
         kernels,
         paged_attention=prepare_paged_attention(**options),
         prepare_linear=partial(prepare_linear, **options),
+        prepare_experts=partial(Experts, batch_invariant=options.get("batch_invariant", False)),
     )
 
 

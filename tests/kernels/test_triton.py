@@ -16,7 +16,7 @@ import pytest
 HERE = Path(__file__).parent
 SUBJECTS = [
     str(HERE / f"test_{subject}.py")
-    for subject in ("attention", "cache", "elementwise", "logprobs", "quantized_linear", "sample")
+    for subject in ("attention", "cache", "elementwise", "experts", "logprobs", "quantized_linear", "sample")
 ]
 COMMANDS = {
     "interpret": ["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUBJECTS],

@@ -13,6 +13,8 @@ from octavo.kernels import (
     triton_attention,
     triton_cache,
     triton_elementwise,
+    triton_experts,
+    triton_experts_kernels,
     triton_linear_int4,
     triton_linear_scaled,
     triton_logprobs,
@@ -110,6 +112,40 @@ def attention_case(
         num_stages=launch.num_stages,
         hot=True,
     )
+
+
+def expert_cases(target: str) -> Iterator[Case]:
+    """Qwen3-MoE's 128 experts, of which 8 are chosen: what finds a tile's expert is largest for them."""
+    sizes = {"NUM_EXPERTS": 128, "EXPERTS_PADDED": 128}
+    yield Case(
+        "experts route",
+        triton_experts_kernels.route_kernel,
+        {"logits": "*bf16", "experts": "*i32", "weights": "*fp32"},
+        {**sizes, "NUM_CHOSEN": 8, "CHOSEN_PADDED": 8, "RENORMALISE": True},
+        hot=True,
+    )
+    yield Case(
+        "experts combine",
+        triton_experts_kernels.combine_kernel,
+        pointers("bf16", "parts", "out"),
+        {"NUM_CHOSEN": 8, "BLOCK": triton_experts.COMBINE_BLOCK},
+        hot=True,
+    )
+    products = [(of, tile) for of in ("bf16", "fp32") for tile in triton_experts.TILES[BYTES[of]]]
+    for dtype, tile in products:
+        types = {
+            **pointers(dtype, "x", "weight", "out"),
+            **pointers("i32", "starts"),
+            "order": "*i64",
+            "weights": "*fp32",
+        }
+        constants = {**sizes, "ROWS": tile.rows, "COLUMNS": tile.columns, "INNER": tile.inner, "UPCAST": False}
+        for part, kernel, more in (
+            ("gate and up", triton_experts_kernels.gate_up_kernel, {"NUM_CHOSEN": 8}),
+            ("down", triton_experts_kernels.down_kernel, {}),
+        ):
+            name = f"experts {part} {dtype}, {tile.rows} rows"
+            yield Case(name, kernel, types, {**constants, **more}, **tile.options(DEVICES[target]), hot=True)
 
 
 def linear_cases(target: str) -> Iterator[Case]:
@@ -298,6 +334,7 @@ CASES: tuple[Callable[[str], Iterator[Case]], ...] = (
     attention_cases,
     cache_cases,
     elementwise_cases,
+    expert_cases,
     linear_cases,
     logprob_cases,
     sample_cases,
