@@ -36,6 +36,8 @@ from octavo.kernels.sampling import SamplingTensors
 NUM_QUERY_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCABULARY = 9, 3, 64, 576, 1536, 49152
 """SmolLM2-135M."""
 BLOCK_SIZE = 16
+NUM_CHOSEN = 4
+"""Experts of a token."""
 
 
 def main() -> None:
@@ -98,6 +100,7 @@ def all_works(kernels: Kernels, dtype: torch.dtype, device: str, *, tiny: bool) 
         yield work
         if device == "cpu":
             yield gathered_attention_work(work.name, dtype, num_seqs, query_len, seq_len)
+        yield attention_work(kernels, dtype, num_seqs, query_len, seq_len, soft_cap=50.0)
         for kv_dtype in LARGEST if query_len == 1 else ():
             yield attention_work(kernels, dtype, num_seqs, query_len, seq_len, kv_dtype)
     for rows in (1, many, chunk):
@@ -108,6 +111,7 @@ def all_works(kernels: Kernels, dtype: torch.dtype, device: str, *, tiny: bool) 
     for rows in (1, 4, 16, 64, 512) if not tiny else (2,):
         for size_in, size_out in [(HIDDEN, 2 * INTERMEDIATE), (HIDDEN, VOCABULARY)][: 1 if tiny else 2]:
             yield from linear_works(kernels, dtype, rows, size_in, size_out)
+        yield from experts_works(kernels, dtype, rows)
 
 
 def attention_sizes(
@@ -127,6 +131,7 @@ def attention_work(
     query_len: int,
     seq_len: int,
     kv_dtype: torch.dtype | None = None,
+    soft_cap: float | None = None,
 ) -> Work:
     """``kv_dtype`` None: K and V as the query is."""
     blocks = seq_len // BLOCK_SIZE
@@ -141,11 +146,13 @@ def attention_work(
     starts = torch.arange(num_seqs + 1, dtype=torch.int32) * query_len
     query = torch.randn(num_seqs * query_len, NUM_QUERY_HEADS, HEAD_DIM).to(dtype)
     limits = {"max_query_len": query_len, "max_seq_len": seq_len}
+    scale = HEAD_DIM**-0.5
 
     def run() -> Tensor:
-        return kernels.paged_attention(query, layer, tables, lens, starts, scale=HEAD_DIM**-0.5, **limits)
+        return kernels.paged_attention(query, layer, tables, lens, starts, scale=scale, soft_cap=soft_cap, **limits)
 
     kind = "" if kv_dtype is None else f", {str(kv_dtype)[6:]} KV"
+    kind += "" if soft_cap is None else ", soft cap"
     name = f"attention, {num_seqs} × {query_len} queries, {seq_len} keys{kind}"
     return Work(name, run, *attention_sizes(dtype, num_seqs, query_len, seq_len, kv_dtype))
 
@@ -253,6 +260,23 @@ def linear_works(kernels: Kernels, dtype: torch.dtype, rows: int, size_in: int, 
         num_bytes = in_and_out + (weight.nbytes if isinstance(each, Tensor) else weight.numel() + 4 * size_out)
         yield Work(f"linear{kind}, {size}", lambda packed=packed: packed(x), num_bytes, operations)  # type: ignore[misc]
     yield Work(f"  torch: {size}", lambda: F.linear(x, weight), in_and_out + weight.nbytes, operations)
+
+
+def experts_works(kernels: Kernels, dtype: torch.dtype, rows: int) -> Iterator[Work]:
+    """Experts that are together four times a plain MLP; a token's have the size of that MLP, which is beside them."""
+    columns = INTERMEDIATE // NUM_CHOSEN
+    gate_up = torch.randn(4 * NUM_CHOSEN, 2 * columns, HIDDEN).to(dtype)
+    down = torch.randn(4 * NUM_CHOSEN, HIDDEN, columns).to(dtype)
+    x, logits = torch.randn(rows, HIDDEN).to(dtype), torch.randn(rows, 4 * NUM_CHOSEN).to(dtype)
+    experts = kernels.prepare_experts(gate_up, down, num_chosen=NUM_CHOSEN, renormalise=True)
+    operations, read = 2 * rows * 3 * HIDDEN * INTERMEDIATE, logits.topk(NUM_CHOSEN).indices.unique().numel()
+    in_and_out, per_expert = 2 * x.nbytes, gate_up[0].nbytes + down[0].nbytes
+    name = f"{rows} rows, {NUM_CHOSEN} of {4 * NUM_CHOSEN} × {columns}"
+    yield Work(f"experts, {name}", lambda: experts(x, logits), in_and_out + read * per_expert, operations)
+    first = kernels.prepare_linear(gate_up[:NUM_CHOSEN].flatten(0, 1))
+    second = kernels.prepare_linear(torch.randn(HIDDEN, INTERMEDIATE).to(dtype))
+    num_bytes = in_and_out + NUM_CHOSEN * per_expert
+    yield Work(f"  plain MLP: {rows} rows", lambda: second(kernels.silu_mul(first(x))), num_bytes, operations)
 
 
 if __name__ == "__main__":

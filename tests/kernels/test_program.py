@@ -79,8 +79,9 @@ def test_an_int8_product_whose_kernel_follows_the_rows(monkeypatch: pytest.Monke
 class Layer:
     """One with everything: ``x [T, 48] -> (x, residual)``."""
 
-    def __init__(self, kernels: Kernels, kv_dtype: torch.dtype) -> None:
+    def __init__(self, kernels: Kernels, kv_dtype: torch.dtype, soft_cap: float | None) -> None:
         self._kernels = kernels
+        self._soft_cap = soft_cap
         self._qkv, self._out, self._down = (
             kernels.prepare_linear(torch.randn(*shape)) for shape in ((6 * 16, 48), (48, 4 * 16), (48, 100))
         )
@@ -95,16 +96,16 @@ class Layer:
         query, key, value = heads.split_with_sizes([4, 1, 1], dim=1)
         query, key = kernels.rotary(query, key, positions, self._cos_sin)
         kernels.write_kv(key, value, self.cache, slots)
-        attended = kernels.paged_attention(query, self.cache, *batch, scale=0.25, **limits)
+        attended = kernels.paged_attention(query, self.cache, *batch, scale=0.25, soft_cap=self._soft_cap, **limits)
         x = kernels.between(lambda rows: rows.mul_(0.5), self._out(attended.flatten(1)))
         x, residual = kernels.rms_norm(x, self._norm, 1e-5, residual)
         return self._down(kernels.silu_mul(kernels.join_columns([part(x) for part in self._gate_up]))), residual
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.int8], ids=str)
+@pytest.fixture(scope="module", params=[(torch.float32, None), (torch.float32, 2.0), (torch.int8, 2.0)], ids=str)
 def recorded(request: pytest.FixtureRequest) -> tuple[Layer, Program, list[Tensor], Any]:
     kernels = cpu_kernels()
-    layer = Layer(kernels, request.param)
+    layer = Layer(kernels, *request.param)
     x, ints = torch.empty(CAPACITY, 48), torch.zeros(5, CAPACITY, dtype=torch.int32)
     tables = torch.zeros(9, 20, dtype=torch.int32)
     positions, slots, lens, starts = ints[0], ints[1], ints[2, :9], ints[3, :10]

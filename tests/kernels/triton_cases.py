@@ -41,6 +41,7 @@ def attention_cases(target: str) -> Iterator[Case]:
         ("bf16", "bf16", 128, (), (True, False)),
         ("bf16", "fp8", 128, (), (True,)),
         ("fp32", "fp32", 64, (), (False,)),
+        ("bf16", "bf16", 256, ("cap_scale",), (True, False)),
     ]
     if target in ("sm_80", "gfx942"):
         # They have the least registers and shared memory, and these take the most, also to compile.
@@ -50,7 +51,7 @@ def attention_cases(target: str) -> Iterator[Case]:
         shape = Shape(4, head_dim, BYTES[dtype], BYTES[cache])
         for launch in choose_launches(shape, device, 8, 8, 512, 8192):
             if launch.one_block in one_block:
-                name = f"{cache} {head_dim} {'decode' if launch.one_block else 'prefill'}"
+                name = f"{cache} {head_dim} {'decode' if launch.one_block else 'prefill'}{' capped' * bool(options)}"
                 yield attention_case(name, dtype, cache, shape, launch, device, options)
     shape = Shape(4, 128, 2, 2)
     yield attention_case("bf16 128 batch invariant", "bf16", "bf16", shape, invariant_launch(shape, device), device, ())
