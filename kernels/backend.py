@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from . import reference, reference_experts
+from . import adapters, reference, reference_experts
+from .adapters import PrepareAdapters, RowAdapters
 from .kv_cache import KVCache, KVPool
 from .quantized import Weight
 from .sampling import Logprobs, SamplingTensors
@@ -82,6 +83,10 @@ class Kernels:
     """Packs a weight once for many products; what a layer calls afterwards."""
     prepare_experts: PrepareExperts
     """The same of a mixture of experts."""
+    prepare_adapters: PrepareAdapters
+    """LoRA's, of one product."""
+    group_rows: Callable[[Tensor, int], RowAdapters]
+    """Of each row's slot, int32 ``[T]``, -1 for none, and the number of slots: what all adapters of a step take."""
     team: Team | None = None
     """On CPUs, what runs the kernels: it can record them."""
 
@@ -110,12 +115,23 @@ def reference_kernels() -> Kernels:
         logprobs=reference.logprobs,
         prepare_linear=reference.prepare_linear,
         prepare_experts=reference_experts.prepare_experts,
+        prepare_adapters=adapters.ReferenceAdapters,
+        group_rows=adapters.group_rows,
     )
 
 
 def cpu_kernels() -> Kernels:
     """numba and oneDNN."""
-    from . import cpu_attention, cpu_cache, cpu_elementwise, cpu_experts, cpu_linear, cpu_logprobs, cpu_sample
+    from . import (
+        cpu_adapters,
+        cpu_attention,
+        cpu_cache,
+        cpu_elementwise,
+        cpu_experts,
+        cpu_linear,
+        cpu_logprobs,
+        cpu_sample,
+    )
     from .cpu_program import Team
 
     team = Team()
@@ -133,6 +149,8 @@ def cpu_kernels() -> Kernels:
         logprobs=cpu_logprobs.logprobs,
         prepare_linear=partial(cpu_linear.prepare_linear, team),
         prepare_experts=partial(cpu_experts.Experts, team),
+        prepare_adapters=partial(cpu_adapters.Adapters, team),
+        group_rows=adapters.group_rows,
         team=team,
     )
 
@@ -140,6 +158,7 @@ def cpu_kernels() -> Kernels:
 def triton_kernels(*, batch_invariant: bool = False) -> Kernels:
     """Triton, for NVIDIA and AMD GPUs. ``batch_invariant``: see triton_attention.py, triton_linear.py."""
     from . import (
+        triton_adapters,
         triton_attention,
         triton_cache,
         triton_elementwise,
@@ -163,6 +182,8 @@ def triton_kernels(*, batch_invariant: bool = False) -> Kernels:
         logprobs=triton_logprobs.logprobs,
         prepare_linear=partial(triton_linear.prepare_linear, batch_invariant=batch_invariant),
         prepare_experts=partial(triton_experts.Experts, batch_invariant=batch_invariant),
+        prepare_adapters=triton_adapters.Adapters,
+        group_rows=triton_adapters.group_rows,
     )
 
 

@@ -112,6 +112,7 @@ def all_works(kernels: Kernels, dtype: torch.dtype, device: str, *, tiny: bool) 
         for size_in, size_out in [(HIDDEN, 2 * INTERMEDIATE), (HIDDEN, VOCABULARY)][: 1 if tiny else 2]:
             yield from linear_works(kernels, dtype, rows, size_in, size_out)
         yield from experts_works(kernels, dtype, rows)
+        yield adapters_work(kernels, dtype, rows)
 
 
 def attention_sizes(
@@ -277,6 +278,21 @@ def experts_works(kernels: Kernels, dtype: torch.dtype, rows: int) -> Iterator[W
     second = kernels.prepare_linear(torch.randn(HIDDEN, INTERMEDIATE).to(dtype))
     num_bytes = in_and_out + NUM_CHOSEN * per_expert
     yield Work(f"  plain MLP: {rows} rows", lambda: second(kernels.silu_mul(first(x))), num_bytes, operations)
+
+
+def adapters_work(kernels: Kernels, dtype: torch.dtype, rows: int) -> Work:
+    """Each row has another adapter than the one before: the least that rows can share."""
+    num_slots, rank = 8, 16
+    device = torch.get_default_device()
+    product = kernels.prepare_adapters(num_slots, rank, HIDDEN, 2 * INTERMEDIATE, dtype=dtype, device=device)
+    for slot in range(num_slots):
+        product.load(slot, torch.randn(rank, HIDDEN), torch.zeros(2 * INTERMEDIATE, rank))
+    x, out = torch.randn(rows, HIDDEN).to(dtype), torch.zeros(rows, 2 * INTERMEDIATE).to(dtype)
+    grouped = kernels.group_rows((torch.arange(rows) % num_slots).int(), num_slots)
+    per_slot = rank * (HIDDEN + 2 * INTERMEDIATE)
+    num_bytes = x.nbytes + 2 * out.nbytes + min(rows, num_slots) * per_slot * dtype.itemsize
+    name = f"adapters of rank {rank}, {rows} rows, {HIDDEN} × {2 * INTERMEDIATE}"
+    return Work(name, lambda: product(x, out, grouped), num_bytes, 2 * rows * per_slot)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SUBJECTS = [
-    str(HERE / f"test_{subject}.py")
-    for subject in ("attention", "cache", "elementwise", "experts", "logprobs", "quantized_linear", "sample")
-]
+NAMES = ("adapters", "attention", "cache", "elementwise", "experts", "logprobs", "quantized_linear", "sample")
+SUBJECTS = [str(HERE / f"test_{name}.py") for name in NAMES]
 COMMANDS = {
     "interpret": ["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUBJECTS],
     "compile": [str(HERE / "compile_triton.py"), "sm_80", "sm_90", "sm_100", "gfx942"],

@@ -10,6 +10,7 @@ import triton
 from triton_usage import Case
 
 from octavo.kernels import (
+    triton_adapters,
     triton_attention,
     triton_cache,
     triton_elementwise,
@@ -33,6 +34,27 @@ DEVICES = {
     "gfx942": Device(304, is_amd=True),
 }
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
+
+
+def adapter_cases(target: str) -> Iterator[Case]:
+    for dtype, is_second in (("bf16", False), ("bf16", True), ("fp32", False), ("fp32", True)):
+        tile = triton_adapters.TILES[BYTES[dtype]]
+        yield Case(
+            f"adapters {'second' if is_second else 'first'} {dtype}",
+            triton_adapters.adapter_kernel,
+            {**pointers(dtype, "x", "weight", "out"), "order": "*i64", "starts": "*i32"},
+            {
+                "IS_SECOND": is_second,
+                "NUM_SLOTS": 64,
+                "SLOTS_PADDED": 64,
+                "ROWS": tile.rows,
+                "COLUMNS": tile.columns,
+                "INNER": tile.inner,
+                "UPCAST": False,
+            },
+            **tile.options(DEVICES[target]),
+            hot=True,
+        )
 
 
 def attention_cases(target: str) -> Iterator[Case]:
@@ -332,6 +354,7 @@ def logprob_cases(target: str) -> Iterator[Case]:
 
 
 CASES: tuple[Callable[[str], Iterator[Case]], ...] = (
+    adapter_cases,
     attention_cases,
     cache_cases,
     elementwise_cases,
