@@ -17,7 +17,7 @@ from torch import Tensor
 from .adapters import RowAdapters, check_adapter, check_sizes
 from .triton_device import Device
 from .triton_experts import most_tiles
-from .triton_experts_kernels import find_rows, multiply
+from .triton_experts_kernels import find_rows, multiply_tile
 from .triton_linear_tiles import Tile
 
 TILES = {
@@ -57,15 +57,9 @@ def adapter_kernel(
         target = row if IS_SECOND else place.to(tl.int64)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         column_exists = column < num_out
-        channel = tl.arange(0, INNER)
-        x_at = x + source[:, None] * x_stride + channel[None, :]
-        weight_at = weight + (slot.to(tl.int64) * num_out + column)[:, None] * num_in + channel[None, :]
-        total = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, num_in, INNER):
-            inside = start + channel < num_in
-            x_tile = tl.load(x_at + start, mask=exists[:, None] & inside[None, :], other=0.0)
-            w_tile = tl.load(weight_at + start, mask=column_exists[:, None] & inside[None, :], other=0.0)
-            total = multiply(x_tile, w_tile, total, UPCAST)
+        x_rows = x + source * x_stride
+        weight_rows = weight + (slot.to(tl.int64) * num_out + column) * num_in
+        total = multiply_tile(x_rows, weight_rows, exists, column_exists, num_in, ROWS, COLUMNS, INNER, UPCAST)
         out_at = out + target[:, None] * out_stride + column[None, :]
         stored = exists[:, None] & column_exists[None, :]
         if IS_SECOND:

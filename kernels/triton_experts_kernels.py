@@ -87,6 +87,31 @@ def multiply(x, weight, total, UPCAST: tl.constexpr):
 
 
 @triton.jit
+def multiply_tile(
+    x_rows,
+    weight_rows,
+    row_exists,
+    column_exists,
+    num_in,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """float32 ``[ROWS, COLUMNS]`` of rows of x and of a weight, given by where they begin."""
+    channel = tl.arange(0, INNER)
+    x_at = x_rows[:, None] + channel[None, :]
+    weight_at = weight_rows[:, None] + channel[None, :]
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, num_in, INNER):
+        exists = start + channel < num_in
+        x_tile = tl.load(x_at + start, mask=row_exists[:, None] & exists[None, :], other=0.0)
+        weight_tile = tl.load(weight_at + start, mask=column_exists[:, None] & exists[None, :], other=0.0)
+        total = multiply(x_tile, weight_tile, total, UPCAST)
+    return total
+
+
+@triton.jit
 def gate_up_kernel(
     x,
     weight,
@@ -154,15 +179,9 @@ def down_kernel(
         row_exists = row < end
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         column_exists = column < num_out
-        channel = tl.arange(0, INNER)
-        x_at = x + row.to(tl.int64)[:, None] * num_in + channel[None, :]
-        weight_at = weight + (expert.to(tl.int64) * num_out + column)[:, None] * num_in + channel[None, :]
-        total = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, num_in, INNER):
-            exists = start + channel < num_in
-            x_tile = tl.load(x_at + start, mask=row_exists[:, None] & exists[None, :], other=0.0)
-            inside = column_exists[:, None] & exists[None, :]
-            total = multiply(x_tile, tl.load(weight_at + start, mask=inside, other=0.0), total, UPCAST)
+        x_rows = x + row.to(tl.int64) * num_in
+        weight_rows = weight + (expert.to(tl.int64) * num_out + column) * num_in
+        total = multiply_tile(x_rows, weight_rows, row_exists, column_exists, num_in, ROWS, COLUMNS, INNER, UPCAST)
         pair = tl.load(order + row, mask=row_exists, other=0)
         total *= tl.load(weights + pair, mask=row_exists, other=0.0)[:, None]
         out_at = out + pair.to(tl.int64)[:, None] * num_out + column[None, :]
