@@ -35,8 +35,8 @@ from .reference_experts import check_experts
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _F32, _BF16 = 0, 1
-_WIDENED = 256
-"""Input channels: 32 KiB of float32 with AVX-512."""
+WIDENED = 256
+"""Input channels at once, of a panel in half precision: 32 KiB of float32 with AVX-512."""
 
 
 @intrinsic
@@ -75,7 +75,7 @@ def _product() -> Any:
         x_at, depth, panels_at, panels, kind, zeros_at, blocks_at, out_at = words(words_at, 8)
         tasks = np.int64(ints(blocks_at, 1)[0]) * panels
         out_stride, size = 4 * panels * PANEL, 4 if kind == _F32 else 2
-        step = depth if kind == _F32 else min(depth, _WIDENED)
+        step = depth if kind == _F32 else min(depth, WIDENED)
         wide = np.empty((0 if kind == _F32 else step, PANEL), np.float32)
         task, _end = take(tally_at, tasks, 1)
         while task < tasks:

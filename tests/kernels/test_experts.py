@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.kernels.backend import Kernels, cpu_kernels
+from octavo.kernels.cpu_experts import WIDENED
 from octavo.kernels.cpu_program import BatchSizes
 from octavo.kernels.cpu_tiles import BLOCK_ROWS
 from octavo.kernels.reference_experts import choose_experts
@@ -127,6 +128,18 @@ def test_weights_that_do_not_fit_are_refused(
 def test_weights_of_the_chosen_add_up_to_one_if_they_are_to(renormalise: bool) -> None:
     _, weights = choose_experts(torch.randn(20, EXPERTS), 3, renormalise=renormalise)
     assert torch.allclose(weights.sum(dim=-1), torch.ones(20)) == renormalise
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_more_input_channels_than_are_widened_at_once(dtype: torch.dtype) -> None:
+    """On CPUs. Inputs are float32 and weights are taken as they are, so that nothing is rounded to half precision."""
+    hidden, columns = 2 * WIDENED + 40, WIDENED + 30
+    gate_up = (torch.randn(EXPERTS, 2 * columns, hidden) * hidden**-0.5).to(dtype)
+    down = (torch.randn(EXPERTS, hidden, columns) * columns**-0.5).to(dtype)
+    x, logits = torch.randn(20, hidden), torch.randn(20, EXPERTS)
+    given = cpu_kernels().prepare_experts(gate_up, down, num_chosen=2, renormalise=True)(x, logits)
+    expected = defined(x, logits, (gate_up, down), 2, renormalise=True)
+    torch.testing.assert_close(given.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_an_expert_on_cpus_has_more_rows_than_a_block() -> None:
