@@ -126,10 +126,11 @@ def serve_flags(options: Mapping[str, Any]) -> list[str]:
 def _trial(policy: PolicyName, load: Load, flags: Sequence[str], *, is_quiet: bool) -> Trial:
     with served([*flags, "--routing-policy", policy]) as server:
         here = replace(load, server=Server(server.url, load.server.headers, timeout_s=load.server.timeout_s))
-        return asyncio.run(_measure(here, policy, server, Progress(load.num_repeats, is_hidden=is_quiet)))
+        return asyncio.run(measure(here, policy, server, Progress(load.num_repeats, is_hidden=is_quiet)))
 
 
-async def _measure(load: Load, policy: str, server: Served, progress: Progress) -> Trial:
+async def measure(load: Load, policy: str, server: Served, progress: Progress) -> Trial:
+    """The load on a cluster that serves already; what groups counted and processes spent is without the warm-up."""
     before, spent_before_s = PrefillCounts({}, {}), dict[str, float]()
 
     async def count_warm_up(client: Client, warm_up: Run | None) -> None:
