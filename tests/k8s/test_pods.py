@@ -12,7 +12,7 @@ from manifests import ROOT, Document, Rendered, container, environment
 
 from octavo.cluster.config import DEFAULT_SHUTDOWN_TIMEOUT_S
 from octavo.cluster.hosts.node import HEALTH_CHECKS
-from octavo.cluster.local_ray import own_ray_environment
+from octavo.cluster.local_ray import LOG_ROTATION, own_ray_environment
 
 OF_KUBERAY = {
     "RAY_AUTH_MODE",
@@ -134,6 +134,11 @@ def test_serve_runs_behind_haproxy_as_octavo_serve_sets_it_up(rendered: Rendered
     unique = {name for name, value in ours.items() if "scratch" in value or name.endswith("_PORT")}
     for pod in rendered.ray_pods.values():
         assert environment(pod).items() >= {name: ours[name] for name in ours.keys() - unique}.items()
+
+
+def test_logs_turn_over_as_with_octavo_serve(rendered: Rendered) -> None:
+    for pod in rendered.ray_pods.values():
+        assert environment(pod).items() >= LOG_ROTATION.items()
 
 
 def test_ray_s_authentication_is_said_and_left_to_kuberay(rendered: Rendered) -> None:

@@ -41,12 +41,18 @@ capabilities:
   value: "1"
 - name: RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
   value: "1"
+- name: RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S
+  value: "60"
 - name: RAY_SERVE_HAPROXY_BALANCE_ALGORITHM
   value: "leastconn\n    no option splice-request\n    no option splice-response"
 - name: RAY_SERVE_HAPROXY_LOG_TARGET
   value: "127.0.0.1:514 local0 info\n    tune.sndbuf.client 65536\n    tune.rcvbuf.server 65536\n    #"
 - name: RAY_worker_niceness
   value: "0"
+- name: RAY_ROTATION_MAX_BYTES
+  value: "67108864"
+- name: RAY_ROTATION_BACKUP_COUNT
+  value: "3"
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
 - name: TOKENIZERS_PARALLELISM
