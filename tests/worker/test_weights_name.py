@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from octavo.worker.checkpoint.name import name_of_weights
@@ -22,10 +23,9 @@ def test_it_is_the_same_wherever_the_files_lie(model_dir: Path, copy: Path) -> N
 def test_it_is_another_one_for_trained_weights(model_dir: Path, copy: Path) -> None:
     """All of them have changed; names, shapes and sizes have not."""
     (file,) = copy.glob("*.safetensors")
-    content = bytearray(file.read_bytes())
-    header = 8 + int.from_bytes(content[:8], "little")
-    content[header:] = bytes(byte ^ 1 for byte in content[header:])
-    file.write_bytes(content)
+    content = np.fromfile(file, np.uint8)
+    content[8 + int.from_bytes(content[:8].tobytes(), "little") :] ^= 1
+    content.tofile(file)
     assert name_of_weights(model_dir) != name_of_weights(copy)
 
 
