@@ -38,7 +38,7 @@ diff: setup ## random requests and operations in a tiny KV pool, each output aga
 cases: setup ## faults that users of such servers have met, on a real cluster (9 minutes)
 	@.ci/suites cases
 
-operation: setup ## clusters launched, watched, scaled, drained and updated, of several models, of fake groups (28 minutes)
+operation: setup ## clusters launched, watched, scaled, drained and updated, of several models, of fake groups (30 minutes)
 	@.ci/suites operation
 
 chaos: setup ## processes killed and stopped under streams that must not notice (3 minutes)
