@@ -35,7 +35,7 @@ triton: setup ## the GPU kernels without a GPU: interpreted, and compiled for ev
 diff: setup ## random requests and operations in a tiny KV pool, each output against a run alone (5 minutes)
 	@.ci/suites diff
 
-cases: setup ## faults that users of such servers have met, on a real cluster (9 minutes)
+cases: setup ## faults that users of such servers have met, on a real cluster (11 minutes)
 	@.ci/suites cases
 
 operation: setup ## clusters launched, watched, scaled, drained and updated, of several models, of fake groups (30 minutes)

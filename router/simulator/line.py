@@ -1,6 +1,6 @@
 """A simulated group on the clock: woken when a step is over, heard when it has news.
 
-It reports like ``worker/actor.py``: at once when there is news, but not before a pause after the last report was
+It reports like ``worker/reporter.py``: at once when there is news, but not before a pause after the last report was
 answered, and every second in any case. The answers travel in no time.
 """
 

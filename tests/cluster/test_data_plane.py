@@ -94,7 +94,7 @@ class Remote:
 
 
 class Leader:
-    """What ``worker/actor.py`` is, with an engine that counts."""
+    """What ``worker/leader.py`` is, with an engine that counts."""
 
     def __init__(
         self, name: str, generation: int, pause_s: float, max_queued_requests: int | None, told_num_seqs: int
