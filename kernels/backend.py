@@ -48,6 +48,14 @@ class RmsNorm(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
+class NormHeads(Protocol):
+    """See ``reference.norm_heads``."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, query_weight: Tensor, key_weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+
 class PrepareLinear(Protocol):
     """See ``reference.prepare_linear``."""
 
@@ -73,6 +81,7 @@ class Kernels:
     paged_attention: PagedAttention
     copy_blocks: Callable[[KVPool, Tensor], None]
     rms_norm: RmsNorm
+    norm_heads: NormHeads
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]
     gelu_mul: Callable[[Tensor], Tensor]
@@ -94,6 +103,10 @@ class Kernels:
         """``[T, n]`` of each → ``[T, sum of n]``."""
         return torch.cat(list(parts), dim=-1) if self.team is None else self.team.join_columns(parts)
 
+    def add(self, x: Tensor, other: Tensor) -> Tensor:
+        """``x + other``, in x's memory; both ``[T, n]``."""
+        return x.add_(other) if self.team is None else self.team.add(x, other)
+
     def between(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """``function(x)``, which works in place or gives a new tensor, between kernels."""
         return function(x) if self.team is None else self.team.between(function, x)
@@ -107,6 +120,7 @@ def reference_kernels() -> Kernels:
         paged_attention=reference.paged_attention,
         copy_blocks=reference.copy_blocks,
         rms_norm=reference.rms_norm,
+        norm_heads=reference.norm_heads,
         rotary=reference.rotary,
         silu_mul=reference.silu_mul,
         gelu_mul=reference.gelu_mul,
@@ -141,6 +155,7 @@ def cpu_kernels() -> Kernels:
         paged_attention=partial(cpu_attention.paged_attention, team),
         copy_blocks=cpu_cache.copy_blocks,
         rms_norm=partial(cpu_elementwise.rms_norm, team),
+        norm_heads=partial(cpu_elementwise.norm_heads, team),
         rotary=partial(cpu_elementwise.rotary, team),
         silu_mul=partial(cpu_elementwise.silu_mul, team),
         gelu_mul=partial(cpu_elementwise.gelu_mul, team),
@@ -174,6 +189,7 @@ def triton_kernels(*, batch_invariant: bool = False) -> Kernels:
         paged_attention=triton_attention.prepare_paged_attention(batch_invariant=batch_invariant),
         copy_blocks=triton_cache.copy_blocks,
         rms_norm=triton_elementwise.rms_norm,
+        norm_heads=triton_elementwise.norm_heads,
         rotary=triton_elementwise.rotary,
         silu_mul=triton_elementwise.silu_mul,
         gelu_mul=triton_elementwise.gelu_mul,

@@ -1,4 +1,4 @@
-"""RMS norm, rotary embedding and activation × gate on CPUs: one pass over memory each, float32.
+"""RMS norm, of rows and of heads, rotary embedding and activation × gate on CPUs: one pass over memory each, float32.
 
 Other dtypes take the torch reference. Rows may lie apart (a slice of a fused projection); a row itself is contiguous.
 """
@@ -122,13 +122,40 @@ def _rms_norm_work() -> Any:
 
 
 @functools.cache
+def _norm_heads_work() -> Any:
+    sources = fingerprint(__file__)
+
+    def norm_heads(words_at, call_at, tally_at, member, team):
+        _ = sources  # for the cache's key
+        q_at, q_stride, q_heads, k_at, k_stride, k_heads = words(words_at, 6)
+        q_weight_at, k_weight_at, width, eps = words(words_at + 48, 4)
+        (rows,) = words(call_at, 1)
+        at_once = rows_at_once(width * (q_heads + k_heads))
+        first, last = take(tally_at, rows, at_once)
+        while first < last:
+            for row in range(first, last):
+                for head in range(q_heads + k_heads):
+                    if head < q_heads:
+                        at, weight_at = q_at + 4 * (row * q_stride + head * width), q_weight_at
+                    else:
+                        at, weight_at = k_at + 4 * (row * k_stride + (head - q_heads) * width), k_weight_at
+                    x = carray(pointer(at), (width,), _f32)
+                    _norm_row(x, carray(pointer(weight_at), (width,), _f32), float_of_word(eps), x)
+            note_done(tally_at, first, last)
+            first, last = take(tally_at, rows, at_once)
+        return rows
+
+    return compile_work(norm_heads)
+
+
+@functools.cache
 def _rotary_work() -> Any:
     sources = fingerprint(__file__)
 
     def rotary(words_at, call_at, tally_at, member, team):
         _ = sources  # for the cache's key
         q_at, q_stride, q_heads, k_at, k_stride, k_heads = words(words_at, 6)
-        positions_at, position_words, table_at, half = words(words_at + 48, 4)
+        positions_at, position_words, table_at, half, width = words(words_at + 48, 5)
         (rows,) = words(call_at, 1)
         positions = carray(pointer(positions_at), (rows * position_words,), np.int32)
         at_once = rows_at_once(2 * half * (q_heads + k_heads))
@@ -140,9 +167,9 @@ def _rotary_work() -> Any:
                 sin = carray(pointer(cos_at + 4 * half), (half,), _f32)
                 for head in range(q_heads + k_heads):
                     if head < q_heads:
-                        at = q_at + 4 * (row * q_stride + 2 * head * half)
+                        at = q_at + 4 * (row * q_stride + head * width)
                     else:
-                        at = k_at + 4 * (row * k_stride + 2 * (head - q_heads) * half)
+                        at = k_at + 4 * (row * k_stride + (head - q_heads) * width)
                     low = carray(pointer(at), (half,), _f32)
                     high = carray(pointer(at + 4 * half), (half,), _f32)
                     _rotate(low, high, cos, sin)
@@ -191,6 +218,22 @@ def rms_norm(
     return out, x if residual is None else residual
 
 
+def norm_heads(
+    team: Team, query: Tensor, key: Tensor, query_weight: Tensor, key_weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """See ``reference.norm_heads``; works in place."""
+    if query.dtype != torch.float32 or query_weight.dtype != torch.float32:
+        team.must_not_record(f"a norm of heads in {query.dtype}")
+        return reference.norm_heads(query, key, query_weight, key_weight, eps)
+    rows, q_heads, width = query.shape
+    k_heads = key.shape[1]
+    heads = query.data_ptr(), query.stride(0), q_heads, key.data_ptr(), key.stride(0), k_heads
+    at = query_weight.data_ptr(), key_weight.data_ptr(), width, word_of_float(eps)
+    is_small = rows * (q_heads + k_heads) * width < PARALLEL_ELEMENTS
+    team.run([Launch(_norm_heads_work().address, (*heads, *at))], rows, is_small=is_small)
+    return query, key
+
+
 def rotary(team: Team, query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
     """See ``reference.rotary``; works in place."""
     if query.dtype != torch.float32:
@@ -199,7 +242,7 @@ def rotary(team: Team, query: Tensor, key: Tensor, positions: Tensor, cos_sin: T
     rows, q_heads, head_dim = query.shape
     k_heads = key.shape[1]
     heads = query.data_ptr(), query.stride(0), q_heads, key.data_ptr(), key.stride(0), k_heads
-    at = positions.data_ptr(), positions.element_size() // 4, cos_sin.data_ptr(), head_dim // 2
+    at = positions.data_ptr(), positions.element_size() // 4, cos_sin.data_ptr(), cos_sin.shape[1] // 2, head_dim
     is_small = rows * (q_heads + k_heads) * head_dim < PARALLEL_ELEMENTS
     team.run([Launch(_rotary_work().address, (*heads, *at))], rows, is_small=is_small)
     return query, key

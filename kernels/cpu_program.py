@@ -104,6 +104,11 @@ class Team:
         self.call(join, num_rows, out, *parts)
         return out
 
+    def add(self, x: Tensor, other: Tensor) -> Tensor:
+        """``x + other``, in x's memory; both ``[T, n]``."""
+        self.call(lambda rows, x, other: x[:rows].add_(other[:rows]), x.shape[0], x, other)
+        return x
+
     def call(self, function: Callable[..., object], rows: int, *tensors: Tensor) -> None:
         """``function(number of rows, *tensors)``, now or whenever the program comes to it.
 

@@ -124,23 +124,40 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension (Zhang and Sennrich 2019), in float32 within.
 
     With a residual, ``residual + x`` is normed and returned as the new residual; it may reuse the residual's memory.
+    What is multiplied by the weight is rounded to the weight's dtype first: x's, as Llama does, or float32, as Gemma.
     """
     total = x if residual is None else residual + x
-    return F.rms_norm(total.float(), total.shape[-1:], None, eps).to(x.dtype) * weight, total
+    return _normed(total, weight, eps), total
+
+
+def norm_heads(
+    query: Tensor, key: Tensor, query_weight: Tensor, key_weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """``rms_norm`` of each head by itself (Dehghani et al. 2023, query/key normalisation); may work in place.
+
+    query, key ``[T, heads, D]``; the weights ``[D]``, both of one dtype.
+    """
+    return _normed(query, query_weight, eps), _normed(key, key_weight, eps)
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return (F.rms_norm(x.float(), x.shape[-1:], None, eps).to(weight.dtype) * weight).to(x.dtype)
 
 
 def rotary(query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotary embedding (Su et al. 2021), the "rotate half" layout of Hugging Face's Llama; may work in place.
 
-    query, key ``[T, heads, D]``; positions integer ``[T]``; cos_sin float32 ``[max_positions, D]`` = cos | sin.
+    query, key ``[T, heads, D]``; positions integer ``[T]``; cos_sin float32 ``[max_positions, R]`` = cos | sin. Of each
+    head the first R numbers are rotated, R <= D, the others left as they are.
     """
     cos, sin = cos_sin[positions.long()][:, None].chunk(2, dim=-1)
     return _rotate(query, cos, sin), _rotate(key, cos, sin)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    low, high = x.float().chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+    rotated, kept = x.split_with_sizes([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
+    low, high = rotated.float().chunk(2, dim=-1)
+    return torch.cat(((low * cos - high * sin).to(x.dtype), (high * cos + low * sin).to(x.dtype), kept), dim=-1)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""RMS norm, rotary embedding and activation × gate in Triton: one pass over memory each."""
+"""RMS norm, of rows and of heads, rotary embedding and activation × gate in Triton: one pass over memory each."""
 
 # Kernels are compiled by their own type systems.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -40,21 +40,66 @@ def rms_norm_kernel(
         tl.store(residual + row * residual_stride + column, rounded, mask=inside)
         total = rounded.to(tl.float32)
     factor = tl.rsqrt(tl.sum(total * total, axis=0) / WIDTH + eps)
-    # Rounded before the weight, as Hugging Face's Llama does.
-    normed = (total * factor).to(dtype).to(tl.float32)
+    # Rounded before the weight where that is, as Hugging Face's Llama does.
+    normed = (total * factor).to(weight.dtype.element_ty).to(tl.float32)
     scaled = normed * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * out_stride + column, scaled.to(dtype), mask=inside)
 
 
 @triton.jit
-def rotate_heads(
-    x, cos, sin, NUM_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS_PADDED: tl.constexpr, HALF_PADDED: tl.constexpr
+def normalise_heads(
+    x, weight, eps, NUM_HEADS: tl.constexpr, WIDTH: tl.constexpr, HEADS_PADDED: tl.constexpr, WIDTH_PADDED: tl.constexpr
 ):
-    """Rotates one token's heads, which begin at ``x``, in place."""
+    """Norms one token's heads, which begin at ``x``, in place."""
+    head = tl.arange(0, HEADS_PADDED)[:, None]
+    dim = tl.arange(0, WIDTH_PADDED)[None, :]
+    inside = (head < NUM_HEADS) & (dim < WIDTH)
+    at = x + head * WIDTH + dim
+    values = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.rsqrt(tl.sum(values * values, axis=1) / WIDTH + eps)
+    normed = (values * factor[:, None]).to(weight.dtype.element_ty).to(tl.float32)
+    scaled = normed * tl.load(weight + dim, mask=dim < WIDTH, other=0.0).to(tl.float32)
+    tl.store(at, scaled.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def norm_heads_kernel(
+    query,
+    key,
+    query_weight,
+    key_weight,
+    query_stride,
+    key_stride,
+    eps,
+    NUM_QUERY_HEADS: tl.constexpr,
+    NUM_KEY_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    QUERY_PADDED: tl.constexpr,
+    KEY_PADDED: tl.constexpr,
+    WIDTH_PADDED: tl.constexpr,
+):
+    """One program for one token."""
+    token = tl.program_id(0).to(tl.int64)
+    normalise_heads(query + token * query_stride, query_weight, eps, NUM_QUERY_HEADS, WIDTH, QUERY_PADDED, WIDTH_PADDED)
+    normalise_heads(key + token * key_stride, key_weight, eps, NUM_KEY_HEADS, WIDTH, KEY_PADDED, WIDTH_PADDED)
+
+
+@triton.jit
+def rotate_heads(
+    x,
+    cos,
+    sin,
+    NUM_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS_PADDED: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+):
+    """Rotates the first ``2 * HALF`` numbers of one token's heads, which begin at ``x``, in place."""
     head = tl.arange(0, HEADS_PADDED)[:, None]
     dim = tl.arange(0, HALF_PADDED)[None, :]
     inside = (head < NUM_HEADS) & (dim < HALF)
-    low_at = x + head * 2 * HALF + dim
+    low_at = x + head * WIDTH + dim
     low = tl.load(low_at, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(low_at + HALF, mask=inside, other=0.0).to(tl.float32)
     dtype = x.dtype.element_ty
@@ -72,6 +117,7 @@ def rotary_kernel(
     key_stride,
     NUM_QUERY_HEADS: tl.constexpr,
     NUM_KEY_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
     HALF: tl.constexpr,
     QUERY_PADDED: tl.constexpr,
     KEY_PADDED: tl.constexpr,
@@ -83,8 +129,8 @@ def rotary_kernel(
     dim = tl.arange(0, HALF_PADDED)[None, :]
     cos = tl.load(angles + dim, mask=dim < HALF, other=0.0)
     sin = tl.load(angles + HALF + dim, mask=dim < HALF, other=0.0)
-    rotate_heads(query + token * query_stride, cos, sin, NUM_QUERY_HEADS, HALF, QUERY_PADDED, HALF_PADDED)
-    rotate_heads(key + token * key_stride, cos, sin, NUM_KEY_HEADS, HALF, KEY_PADDED, HALF_PADDED)
+    rotate_heads(query + token * query_stride, cos, sin, NUM_QUERY_HEADS, WIDTH, HALF, QUERY_PADDED, HALF_PADDED)
+    rotate_heads(key + token * key_stride, cos, sin, NUM_KEY_HEADS, WIDTH, HALF, KEY_PADDED, HALF_PADDED)
 
 
 @triton.jit
@@ -140,6 +186,30 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     return out, total
 
 
+def norm_heads(
+    query: Tensor, key: Tensor, query_weight: Tensor, key_weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """See ``reference.norm_heads``; works in place. A token's heads must lie side by side."""
+    num_tokens, num_query_heads, width = query.shape
+    if num_tokens > 0:
+        norm_heads_kernel[(num_tokens,)](
+            query,
+            key,
+            query_weight,
+            key_weight,
+            query.stride(0),
+            key.stride(0),
+            eps,
+            NUM_QUERY_HEADS=num_query_heads,
+            NUM_KEY_HEADS=key.shape[1],
+            WIDTH=width,
+            QUERY_PADDED=triton.next_power_of_2(num_query_heads),
+            KEY_PADDED=triton.next_power_of_2(key.shape[1]),
+            WIDTH_PADDED=triton.next_power_of_2(width),
+        )
+    return query, key
+
+
 def rotary(query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
     """See ``reference.rotary``; works in place. A token's heads must lie side by side."""
     num_tokens, num_query_heads, head_dim = query.shape
@@ -153,10 +223,11 @@ def rotary(query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor) -> tu
             key.stride(0),
             NUM_QUERY_HEADS=num_query_heads,
             NUM_KEY_HEADS=key.shape[1],
-            HALF=head_dim // 2,
+            WIDTH=head_dim,
+            HALF=cos_sin.shape[1] // 2,
             QUERY_PADDED=triton.next_power_of_2(num_query_heads),
             KEY_PADDED=triton.next_power_of_2(key.shape[1]),
-            HALF_PADDED=triton.next_power_of_2(head_dim // 2),
+            HALF_PADDED=triton.next_power_of_2(cos_sin.shape[1] // 2),
         )
     return query, key
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .block_tables import BlockTables
 from .host_copy import aligned, staging
-from .model.llama import Batch
+from .model.batch import Batch
 from .step_plan import GraphKey, StepPlan
 
 SHORTEST_CONTEXT = 2048

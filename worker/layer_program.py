@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..kernels.cpu_program import BatchSizes, NotRecordable, Team
 from ..kernels.kv_cache import KVCache
-from .model.llama import Batch, Llama
+from .model.batch import Batch
+from .model.transformer import Transformer
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,14 @@ class LayerProgram:
     """
 
     def __init__(
-        self, model: Llama, caches: list[KVCache], team: Team, *, max_tokens: int, max_num_seqs: int, max_blocks: int
+        self,
+        model: Transformer,
+        caches: list[KVCache],
+        team: Team,
+        *,
+        max_tokens: int,
+        max_num_seqs: int,
+        max_blocks: int,
     ) -> None:
         self._embedding = model.embedding
         self._x = torch.empty(max_tokens, model.hidden_size)
@@ -58,7 +66,7 @@ class LayerProgram:
 
 
 def record_layers(
-    model: Llama, caches: list[KVCache], team: Team, *, max_tokens: int, max_num_seqs: int, max_blocks: int
+    model: Transformer, caches: list[KVCache], team: Team, *, max_tokens: int, max_num_seqs: int, max_blocks: int
 ) -> LayerProgram | None:
     """None where a layer cannot be recorded; says why."""
     try:

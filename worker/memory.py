@@ -26,7 +26,7 @@ from .errors import ConfigurationError
 from .host_memory import host_memory, own_bytes, peak_growth
 from .ledger import CpuMemory, Entries, GpuMemory, Ledger, cpu_entries, gib, gpu_entries, left_of
 from .model.layers import Layer
-from .model.llama import Llama
+from .model.transformer import Transformer
 from .model_runner import Limits, ModelRunner
 from .prompt_reading import ROWS_AT_ONCE
 from .spec import KvCacheDtype
@@ -162,10 +162,10 @@ def _cpu_entries(runner: ModelRunner, budget: KvBudget) -> Entries:
     return cpu_entries(memory, budget.num_ranks_on_machine, shared=budget.setting() is None, form=form)
 
 
-def weight_bytes(model: Llama) -> int:
+def weight_bytes(model: Transformer) -> int:
     """Bytes of the tensors that a model's layers keep, plain and packed; what two layers share counts once."""
     tensors = {_identity(tensor): tensor for layer in model.layers() for tensor in _tensors_of(layer)}
-    return sum(tensor.nbytes for tensor in tensors.values()) + model.cos_sin.nbytes
+    return sum(tensor.nbytes for tensor in tensors.values()) + sum(table.nbytes for table in model.rotary_tables)
 
 
 def _tensors_of(layer: Layer) -> Iterator[Tensor]:

@@ -23,11 +23,12 @@ from .block_tables import BlockTables
 from .collectives import Collectives
 from .decode_graphs import DecodeGraphs, Recorder, named_tokens
 from .host_copy import all_to_device, to_device
+from .model.batch import Batch
 from .model.check import unused_tensors
 from .model.config import ModelConfig
-from .model.llama import Batch, Llama
 from .model.partition import partition
 from .model.products import Placement
+from .model.transformer import Transformer
 from .model.weights import Progress, load_weights
 from .profiler import StepProfiler
 from .prompt_reading import PromptReadings, read_prompts
@@ -62,7 +63,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Llama,
+        model: Transformer,
         config: ModelConfig,
         limits: Limits,
         placement: Placement,
@@ -113,7 +114,7 @@ class ModelRunner:
         config = ModelConfig.from_folder(model_dir)
         shares = partition(config, size)
         placement = Placement.on(device, dtype, quantization, config.packing)
-        model = Llama(config, shares, placement, collectives, kernels, max_model_len)
+        model = Transformer(config, shares, placement, collectives, kernels, max_model_len)
         load_weights(model.layers(), model_dir, kernels, may_be_unused=unused_tensors(config), progress=progress)
         limits = Limits(block_size, max_num_seqs, max_num_batched_tokens, max_model_len)
         return cls(model, config, limits, placement, kernels, len(shares[rank].kv_heads), kv_dtype)

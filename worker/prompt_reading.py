@@ -19,7 +19,7 @@ from ..kernels.backend import Kernels
 from ..kernels.sampling import Logprobs
 from .host_copy import HostCopy, to_device
 from .messages import TokenLogprobs
-from .model.llama import Llama
+from .model.transformer import Transformer
 from .step_plan import Int32Array, StepPlan
 from .token_logprobs import LogprobsCopy, RowLogprobs
 
@@ -40,14 +40,14 @@ class PromptReadings:
     """float32 ``[Q, hidden]``."""
 
 
-def read_prompts(plan: StepPlan, x: Tensor, residual: Tensor, model: Llama, kernels: Kernels) -> PromptReadings:
+def read_prompts(plan: StepPlan, x: Tensor, residual: Tensor, model: Transformer, kernels: Kernels) -> PromptReadings:
     """Read what ``model.hidden`` has given for the tokens of ``plan``, which stays as it is."""
     scores = _score(plan, x, residual, model, kernels) if len(plan.scored) else None
     sums = [_sum(model, x, residual, *run) for run in plan.pooled.tolist()]
     return PromptReadings(scores, torch.stack(sums) if sums else x.new_empty(0, x.shape[1], dtype=torch.float32))
 
 
-def _score(plan: StepPlan, x: Tensor, residual: Tensor, model: Llama, kernels: Kernels) -> Logprobs | None:
+def _score(plan: StepPlan, x: Tensor, residual: Tensor, model: Transformer, kernels: Kernels) -> Logprobs | None:
     rows, targets = scored_tokens(plan)
     num_likeliest = int(plan.scored[:, 2].max())
     parts = []
@@ -80,7 +80,7 @@ def _joined(parts: list[Logprobs]) -> Logprobs:
     )
 
 
-def _sum(model: Llama, x: Tensor, residual: Tensor, first: int, count: int) -> Tensor:
+def _sum(model: Transformer, x: Tensor, residual: Tensor, first: int, count: int) -> Tensor:
     """float32 ``[hidden]``: the sum of the last hidden states of ``count`` tokens."""
     total = x.new_zeros(x.shape[1], dtype=torch.float32)
     for begin in range(first, first + count, ROWS_AT_ONCE):

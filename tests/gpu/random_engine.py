@@ -19,9 +19,9 @@ from octavo.worker.engine import Engine
 from octavo.worker.executor import Executor
 from octavo.worker.messages import SequenceUpdate
 from octavo.worker.model.config import ModelConfig
-from octavo.worker.model.llama import Llama
 from octavo.worker.model.partition import partition
 from octavo.worker.model.products import Placement
+from octavo.worker.model.transformer import Transformer
 from octavo.worker.model_runner import Limits, ModelRunner
 from octavo.worker.policies import make_queue
 from octavo.worker.routing_hash import RoutingHasher
@@ -90,7 +90,7 @@ class RandomRank:
         config = shape.config()
         (share,) = shares = partition(config, 1)
         placement = Placement.on(device, dtype)
-        model = Llama(config, shares, placement, SingleProcess(), kernels, limits.max_model_len)
+        model = Transformer(config, shares, placement, SingleProcess(), kernels, limits.max_model_len)
         for layer in model.layers():
             for part in layer.parts():
                 if len(part.shape) == 1:

@@ -46,6 +46,30 @@ def test_rms_norm_adds_to_the_residual_first(kernels: Kernels, dtype: torch.dtyp
     assert_close(out, normed(summed, weight, 1e-5), dtype)
 
 
+@each_dtype
+def test_a_weight_in_float32_is_multiplied_in_float32(kernels: Kernels, dtype: torch.dtype) -> None:
+    """The product is rounded once: nearer than where what is normed is rounded before."""
+    x, weight = torch.randn(5, 576).to(dtype), 1 + torch.rand(576)
+    out, _ = kernels.rms_norm(x, weight, 1e-5)
+    half_a_step = torch.finfo(dtype).eps / 2
+    assert ((out.double() / normed(x, weight, 1e-5) - 1).abs() < 1.02 * half_a_step + 1e-6).all()
+    assert_close(out, normed(x, weight, 1e-5), dtype)
+
+
+@each_dtype
+@each_size
+@pytest.mark.parametrize("weight_dtype", [None, torch.float32])
+def test_norm_heads(kernels: Kernels, dtype: torch.dtype, num_rows: int, weight_dtype: torch.dtype | None) -> None:
+    fused = torch.randn(num_rows, 6, 80).to(dtype)
+    query, key, value = fused.split_with_sizes([3, 2, 1], dim=1)
+    weights = torch.rand(2, 80).to(weight_dtype or dtype)
+    expected = [normed(x, weight, 1e-5) for x, weight in zip((query, key), weights, strict=True)]
+    kept = value.clone()
+    for actual, wanted in zip(kernels.norm_heads(query, key, *weights, 1e-5), expected, strict=True):
+        assert_close(actual, wanted, dtype)
+    assert torch.equal(value, kept)
+
+
 def test_the_norm_of_zeros_is_zero(kernels: Kernels) -> None:
     out, _ = kernels.rms_norm(torch.zeros(2, 64), torch.ones(64), 1e-5)
     assert torch.equal(out, torch.zeros(2, 64))
@@ -62,6 +86,23 @@ def test_rotary(kernels: Kernels, dtype: torch.dtype, num_rows: int, position_dt
     angles = torch.arange(200)[:, None] * 10000.0 ** (-torch.arange(half) / half)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     expected = [rotated(x, angles[positions.long()]) for x in (query, key)]
+    for actual, wanted in zip(kernels.rotary(query, key, positions, cos_sin), expected, strict=True):
+        assert_close(actual, wanted, dtype)
+
+
+@each_dtype
+@each_size
+def test_rotary_of_a_part_of_each_head(kernels: Kernels, dtype: torch.dtype, num_rows: int) -> None:
+    half, width = 24, 64
+    fused = torch.randn(num_rows, 6, width).to(dtype)
+    query, key = fused[:, :3], fused[:, 3:5]
+    positions = torch.randint(0, 200, (num_rows,))
+    angles = torch.arange(200)[:, None] * 10000.0 ** (-torch.arange(half) / half)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    expected = [
+        torch.cat((rotated(x[..., : 2 * half], angles[positions]), x[..., 2 * half :].double()), dim=-1)
+        for x in (query, key)
+    ]
     for actual, wanted in zip(kernels.rotary(query, key, positions, cos_sin), expected, strict=True):
         assert_close(actual, wanted, dtype)
 

@@ -285,12 +285,27 @@ def elementwise_cases(target: str) -> Iterator[Case]:
             hot=True,
         )
         yield Case(
+            f"norm_heads {dtype}",
+            triton_elementwise.norm_heads_kernel,
+            {**pointers(dtype, "query", "key", "query_weight", "key_weight"), "eps": "fp32"},
+            {
+                "NUM_QUERY_HEADS": 40,
+                "NUM_KEY_HEADS": 8,
+                "WIDTH": 128,
+                "QUERY_PADDED": 64,
+                "KEY_PADDED": 8,
+                "WIDTH_PADDED": 128,
+            },
+            hot=True,
+        )
+        yield Case(
             f"rotary {dtype}",
             triton_elementwise.rotary_kernel,
             {**pointers(dtype, "query", "key"), "positions": "*i64", "cos_sin": "*fp32"},
             {
                 "NUM_QUERY_HEADS": 9,
                 "NUM_KEY_HEADS": 3,
+                "WIDTH": 64,
                 "HALF": 32,
                 "QUERY_PADDED": 16,
                 "KEY_PADDED": 4,

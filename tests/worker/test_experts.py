@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from octavo.kernels.backend import cpu_kernels
 from octavo.worker.collectives import SingleProcess
 from octavo.worker.errors import ConfigurationError
-from octavo.worker.model.experts import MIXTRAL, QWEN3_MOE, ExpertNames, ExpertsLayer, ExpertsShape
+from octavo.worker.model.config import ExpertNames, ExpertsConfig
+from octavo.worker.model.experts import ExpertsLayer
+from octavo.worker.model.families.mistral import MIXTRAL_NAMES
+from octavo.worker.model.families.qwen import MOE_NAMES
 from octavo.worker.model.packing import Packing, PackingMethod
 from octavo.worker.model.partition import split
 from octavo.worker.model.products import Placement
@@ -39,17 +43,15 @@ def qwen3_moe(num_chosen: int, *, renormalise: bool) -> nn.Module:
     return Qwen3MoeSparseMoeBlock(config)
 
 
-BLOCKS: dict[str, tuple[Callable[[], nn.Module], ExpertNames, ExpertsShape]] = {
-    "mixtral": (lambda: mixtral(2), MIXTRAL, ExpertsShape(HIDDEN, COLUMNS, EXPERTS, 2, renormalise=True)),
+BLOCKS: dict[str, tuple[Callable[[], nn.Module], ExpertsConfig]] = {
+    "mixtral": (lambda: mixtral(2), ExpertsConfig(MIXTRAL_NAMES, COLUMNS, EXPERTS, 2, renormalise=True)),
     "qwen3-moe": (
         lambda: qwen3_moe(4, renormalise=True),
-        QWEN3_MOE,
-        ExpertsShape(HIDDEN, COLUMNS, EXPERTS, 4, renormalise=True),
+        ExpertsConfig(MOE_NAMES, COLUMNS, EXPERTS, 4, renormalise=True),
     ),
     "qwen3-moe, probabilities as they are": (
         lambda: qwen3_moe(4, renormalise=False),
-        QWEN3_MOE,
-        ExpertsShape(HIDDEN, COLUMNS, EXPERTS, 4, renormalise=False),
+        ExpertsConfig(MOE_NAMES, COLUMNS, EXPERTS, 4, renormalise=False),
     ),
 }
 
@@ -72,8 +74,8 @@ def save(block: Any, names: ExpertNames, folder: Path) -> None:
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
-def share(folder: Path, names: ExpertNames, shape: ExpertsShape, columns: range, dtype: torch.dtype) -> ExpertsLayer:
-    layer = ExpertsLayer(PREFIX, names, shape, columns, Placement.on(CPU, dtype), SingleProcess())
+def share(folder: Path, experts: ExpertsConfig, columns: range, dtype: torch.dtype) -> ExpertsLayer:
+    layer = ExpertsLayer(PREFIX, experts, HIDDEN, columns, Placement.on(CPU, dtype), SingleProcess())
     load_weights([layer], folder, cpu_kernels(), may_be_unused=frozenset(), progress=lambda done, total: None)
     return layer
 
@@ -83,10 +85,10 @@ def both(
 ) -> tuple[Tensor, Tensor]:
     """What the ranks' shares add up to, and what transformers says, of random weights."""
     torch.manual_seed(0)
-    make, names, shape = BLOCKS[kind]
+    make, experts = BLOCKS[kind]
     block, x = random_block(make), torch.randn(num_tokens, HIDDEN)
-    save(block, names, folder)
-    shares = [share(folder, names, shape, columns, dtype)(x) for columns in split(COLUMNS, num_ranks)]
+    save(block, experts.names, folder)
+    shares = [share(folder, experts, columns, dtype)(x) for columns in split(COLUMNS, num_ranks)]
     with torch.no_grad():
         return torch.stack(shares).sum(dim=0), block(x[None])[0]
 
@@ -107,10 +109,10 @@ def test_the_weights_of_half_precision_choose_the_same_experts(tmp_path: Path) -
 
 
 def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
-    make, names, shape = BLOCKS["mixtral"]
-    save(random_block(make), names, tmp_path)
+    make, experts = BLOCKS["mixtral"]
+    save(random_block(make), experts.names, tmp_path)
     with pytest.raises(ConfigurationError, match=r"lacks the tensor model\.layers\.3\.mlp\.gate\.weight"):
-        share(tmp_path, QWEN3_MOE, shape, range(COLUMNS), torch.float32)
+        share(tmp_path, dataclasses.replace(experts, names=MOE_NAMES), range(COLUMNS), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,6 @@ def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_weights_in_fewer_bits_are_refused(placement: Placement, message: str) -> None:
-    _, names, shape = BLOCKS["mixtral"]
+    _, experts = BLOCKS["mixtral"]
     with pytest.raises(ConfigurationError, match=message):
-        ExpertsLayer(PREFIX, names, shape, range(COLUMNS), placement, SingleProcess())
+        ExpertsLayer(PREFIX, experts, HIDDEN, range(COLUMNS), placement, SingleProcess())

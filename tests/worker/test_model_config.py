@@ -73,7 +73,9 @@ def test_end_of_sequence_ids_come_from_the_generation_config_first(tmp_path: Pat
 )
 def test_mistrals_sliding_window(tmp_path: Path, keys: dict[str, Any], window: int | None) -> None:
     """One that config.json does not mention is transformers' default."""
-    assert read(tmp_path, architectures=["MistralForCausalLM"], **keys).sliding_window == window
+    assert read(tmp_path, architectures=["MistralForCausalLM"], **keys).layer_windows == (
+        (window, window) if window else ()
+    )
 
 
 @pytest.mark.parametrize("activation", list(Activation))
@@ -114,7 +116,10 @@ def test_which_matrices_are_packed() -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, r"architectures is 'GPT2LMHeadModel'; known: LlamaForCausalLM"),
         ({"architectures": None}, "architectures is None"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; known: silu, gelu_pytorch_tanh, gelu"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'; known: default, linear, dynamic, yarn"),
+        (
+            {"rope_scaling": {"rope_type": "ntk"}},
+            "rope_type is 'ntk'; known: default, linear, dynamic, yarn, llama3, longrope",
+        ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor is 0.5, expected at least 1"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, r"layers of their own \(full_attention\)"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor is 0.25"),
@@ -132,10 +137,12 @@ def test_which_matrices_are_packed() -> None:
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, "quant_method is 'fp8'; known: gptq, awq"),
         ({"quantization_config": "gptq"}, "quantization_config is 'gptq', expected a JSON object"),
-        ({"attention_bias": True}, "attention_bias is True"),
-        ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
         ({"sliding_window": 4096}, "sliding_window is 4096, which LlamaForCausalLM does not have"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types are full_attention, sliding_attention"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types are not all full_attention, which Llama",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"hidden_size": "64"}, "hidden_size is '64', expected a number"),
         ({"vocab_size": 0}, "vocab_size is 0, expected a positive whole number"),

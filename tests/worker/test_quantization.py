@@ -96,7 +96,7 @@ def test_what_a_product_keeps_counts_as_weights(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     runner = Loaded(tmp_path, "int8").runner
     num_values = sum(parameter.numel() for parameter in model.parameters())
-    assert weight_bytes(runner.model) == 4 * num_values + runner.model.cos_sin.nbytes
+    assert weight_bytes(runner.model) == 4 * num_values + sum(table.nbytes for table in runner.model.rotary_tables)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -9,9 +9,9 @@ import torch
 from ...kernels.backend import reference_kernels
 from ..collectives import SingleProcess
 from .config import ModelConfig
-from .llama import Llama
 from .partition import partition
 from .products import Placement
+from .transformer import Transformer
 from .weights import check_weights
 
 
@@ -19,7 +19,7 @@ def check_model_folder(folder: Path) -> None:
     """Raises ConfigurationError, naming file and tensor, for weights that ``ModelRunner.load`` would refuse."""
     config = ModelConfig.from_folder(folder)
     placement = Placement.on(torch.device("meta"), torch.float32, packing=config.packing)
-    model = Llama(config, partition(config, 1), placement, SingleProcess(), reference_kernels(), 1)
+    model = Transformer(config, partition(config, 1), placement, SingleProcess(), reference_kernels(), 1)
     check_weights(model.layers(), folder, may_be_unused=unused_tensors(config))
 
 

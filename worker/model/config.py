@@ -1,24 +1,20 @@
-"""ModelConfig: what config.json says about a Llama-type model, judged once.
+"""ModelConfig: how a transformer is built, as its config.json says; one description for every family.
 
-Fields that change the computation and are not known here are refused by name: a model that is loaded is computed
-right. The keys and their defaults are those of transformers' ``LlamaConfig`` and ``MistralConfig``.
+The folder ``families`` has a reader for each, which refuses by name what would change the computation and is not known
+here: a model that is loaded is computed right. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config_file import ConfigFile
-from .packing import Packing, read_packing
-from .rope_config import RopeConfig, RopeType, read_rope
+from .packing import Packing
+from .rope_config import RopeConfig, RopeType
 
-MISTRAL = "MistralForCausalLM"
-ARCHITECTURES = ("LlamaForCausalLM", MISTRAL)
 DTYPES = ("float32", "bfloat16", "float16")
-MISTRAL_WINDOW = 4096
-"""Of a Mistral whose config.json does not name one."""
 
 
 class Activation(enum.Enum):
@@ -29,14 +25,72 @@ class Activation(enum.Enum):
     GELU = "gelu"
 
 
+class NormPlacement(enum.Enum):
+    """Where a layer's attention and MLP are normed."""
+
+    BEFORE = "before"
+    """Of what they are given: Llama and most others."""
+    AFTER = "after"
+    """Of what they give: OLMo 2."""
+    AROUND = "around"
+    """Both: Gemma."""
+
+
+class QueryKeyNorm(enum.Enum):
+    """What the norms of queries and keys span, which come before the rotary positions."""
+
+    HEADS = "heads"
+    """Each head by itself, with one weight: Qwen3, Gemma 3."""
+    PROJECTION = "projection"
+    """All heads together: OLMo 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Which products have a bias."""
+
+    qkv: bool = False
+    out: bool = False
+    """Of attention."""
+    mlp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What a checkpoint calls the parts of a mixture."""
+
+    block: str
+    """The mixture within its transformer layer; the router is its ``gate``."""
+    gate: str
+    up: str
+    down: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture's sizes, and how it chooses."""
+
+    names: ExpertNames
+    intermediate_size: int
+    """Of one expert."""
+    num_experts: int
+    num_chosen: int
+    """Experts of each token."""
+    renormalise: bool
+    """Whether the weights of a token's experts add up to 1."""
+    dense_layers: frozenset[int] = frozenset()
+    """Those with a plain MLP in the mixture's place."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a Llama-type model."""
+    """A decoder of attention and gated MLPs: its shape, and where families differ."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Of plain MLPs."""
     num_layers: int
     num_query_heads: int
     num_kv_heads: int
@@ -51,10 +105,47 @@ class ModelConfig:
     dtype: str
     """Of the stored weights: float32, bfloat16 or float16."""
     activation: Activation = Activation.SILU
-    sliding_window: int | None = None
-    """Keys that a query sees, its own among them; None: all."""
+    layer_windows: tuple[int | None, ...] = ()
+    """Of each layer, how many keys a query sees, its own among them; None: all. Empty: all layers see all."""
+    window_rope: RopeConfig | None = None
+    """Of layers with a window; None: as all others."""
+    norms: NormPlacement = NormPlacement.BEFORE
+    norm_offset: float = 0.0
+    """Added to every norm's weight: Gemma stores how far they are from 1."""
+    query_key_norm: QueryKeyNorm | None = None
+    biases: Biases = Biases()
+    fused_projections: bool = False
+    """The checkpoint has q, k and v in one matrix, gate and up in another."""
+    attention_scale: float | None = None
+    """Of queries times keys; None: 1 / sqrt(head_dim)."""
+    attention_soft_cap: float | None = None
+    """Scores s become cap * tanh(s / cap)."""
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float | None = None
+    experts: ExpertsConfig | None = None
     packing: Packing | None = None
     """How the checkpoint packs its matrices; None: it does not."""
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ModelConfig:
+        """Read ``folder``'s config.json and generation_config.json.
+
+        Raises ConfigurationError, in one sentence, for a file that is missing or no JSON and for what is not known.
+        """
+        from .families import read_config  # whose readers make what is defined here
+
+        return read_config(folder)
+
+    def window(self, layer: int) -> int | None:
+        """Keys that a query of this layer sees at the most; None: all."""
+        return self.layer_windows[layer] if self.layer_windows else None
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        return self.rope if self.window_rope is None or self.window(layer) is None else self.window_rope
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     @property
     def longest_context(self) -> int:
@@ -66,90 +157,20 @@ class ModelConfig:
     def num_matrix_values(self) -> int:
         """Numbers in the weights of matrix products, the head's among them."""
         heads = 2 * (self.num_query_heads + self.num_kv_heads) * self.head_dim
-        layer = heads * self.hidden_size + 3 * self.intermediate_size * self.hidden_size
-        return self.num_layers * layer + self.num_table_values
+        inner = sum(self._inner_columns(layer) for layer in range(self.num_layers))
+        return (self.num_layers * heads + 3 * inner) * self.hidden_size + self.num_table_values
+
+    def _inner_columns(self, layer: int) -> int:
+        if self.experts is None or not self.has_experts(layer):
+            return self.intermediate_size
+        return self.experts.num_experts * self.experts.intermediate_size
 
     @property
     def num_table_values(self) -> int:
         """Numbers in the table of the tokens' embeddings."""
         return self.vocab_size * self.hidden_size
 
-    @classmethod
-    def from_folder(cls, folder: Path) -> ModelConfig:
-        """Read ``folder``'s config.json and generation_config.json.
 
-        Raises ConfigurationError, in one sentence, for a file that is missing or no JSON and for what is not known.
-        """
-        source = ConfigFile.read(folder / "config.json")
-        architecture = _architecture(source)
-        heads = source.positive("num_attention_heads")
-        config = cls(
-            architecture=architecture,
-            vocab_size=source.positive("vocab_size"),
-            hidden_size=source.positive("hidden_size"),
-            intermediate_size=source.positive("intermediate_size"),
-            num_layers=source.positive("num_hidden_layers"),
-            num_query_heads=heads,
-            num_kv_heads=source.positive("num_key_value_heads", default=heads),
-            head_dim=source.positive("head_dim", default=source.positive("hidden_size") // heads),
-            rms_norm_eps=float(source.number("rms_norm_eps", default=1e-6, least=0)),
-            max_position_embeddings=source.positive("max_position_embeddings"),
-            tie_word_embeddings=source.flag("tie_word_embeddings", default=False),
-            rope=read_rope(source),
-            eos_token_ids=_eos_token_ids(source, folder / "generation_config.json"),
-            dtype=_dtype(source),
-            activation=_activation(source),
-            sliding_window=_sliding_window(source, architecture),
-            packing=read_packing(source),
-        )
-        _check_heads(source, config)
-        return config
-
-
-def _architecture(source: ConfigFile) -> str:
-    """Also refuses what would change the computation and is not implemented."""
-    for key in ("attention_bias", "mlp_bias"):
-        if source.values.get(key):
-            source.refuse(f"{key} is {source.values[key]!r}, which is not supported; known: none")
-    names = source.values.get("architectures")
-    return source.choice("architectures", names[0] if isinstance(names, list) and names else names, ARCHITECTURES)
-
-
-def _activation(source: ConfigFile) -> Activation:
-    name = source.values.get("hidden_act", Activation.SILU.value)
-    return Activation(source.choice("hidden_act", name, [member.value for member in Activation]))
-
-
-def _sliding_window(source: ConfigFile, architecture: str) -> int | None:
-    """Of all layers, in Mistral's models; transformers' Llama has none."""
-    kinds = source.values.get("layer_types")
-    if isinstance(kinds, list) and len(set(kinds)) > 1:
-        source.refuse(f"layer_types are {', '.join(sorted(map(str, set(kinds))))}; known: one type for all layers")
-    window = source.values.get("sliding_window", MISTRAL_WINDOW if architecture == MISTRAL else None)
-    if window is not None and architecture != MISTRAL:
-        source.refuse(f"sliding_window is {window!r}, which {architecture} does not have")
-    return None if window is None else source.positive("sliding_window", default=window)
-
-
-def _eos_token_ids(source: ConfigFile, generation_config: Path) -> tuple[int, ...]:
-    preferred = ConfigFile.read(generation_config).values.get("eos_token_id") if generation_config.exists() else None
-    value = source.values.get("eos_token_id") if preferred is None else preferred
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(token, int) for token in ids):
-        source.refuse(f"eos_token_id is {value!r}, expected an id or a list of ids")
-    return tuple(ids)
-
-
-def _dtype(source: ConfigFile) -> str:
-    value = source.values.get("dtype") or source.values.get("torch_dtype") or "float32"
-    return source.choice("dtype", value, DTYPES)
-
-
-def _check_heads(source: ConfigFile, config: ModelConfig) -> None:
-    if config.num_query_heads % config.num_kv_heads:
-        source.refuse(
-            f"num_attention_heads is {config.num_query_heads}, which num_key_value_heads {config.num_kv_heads} "
-            "does not divide"
-        )
-    if config.head_dim % 2:
-        source.refuse(f"head_dim is {config.head_dim}, expected an even number")
+def windows_of(kinds: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
+    """``layer_windows`` of which layers have a window, and its length; empty where none has."""
+    return tuple(window if kind else None for kind in kinds) if window is not None and any(kinds) else ()

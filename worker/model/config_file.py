@@ -44,6 +44,10 @@ class ConfigFile:
                 return ConfigFile(self.path, value)
         return ConfigFile(self.path, {})
 
+    def replaced(self, **values: Any) -> ConfigFile:
+        """The same file with other values under these keys; None: as if it were absent."""
+        return ConfigFile(self.path, self.values | values)
+
     def number(self, key: str, default: float | None = None, *, least: float | None = None) -> float:
         value = self.values.get(key)
         value = default if value is None else value
@@ -59,6 +63,27 @@ class ConfigFile:
         value = self.number(key, default)
         if not isinstance(value, int) or value < 1:
             self.refuse(f"{key} is {value!r}, expected a positive whole number")
+        return value
+
+    def optional_positive(self, key: str, default: int | None = None) -> int | None:
+        """None where neither the file nor the default has one."""
+        return None if self.values.get(key) is None and default is None else self.positive(key, default)
+
+    def positive_number(self, key: str, default: float | None = None) -> float:
+        value = float(self.number(key, default))
+        if value <= 0:
+            self.refuse(f"{key} is {value:g}, expected a number above 0")
+        return value
+
+    def optional_positive_number(self, key: str, default: float | None = None) -> float | None:
+        """None where the file says null, the default where it says nothing."""
+        value = self.values.get(key, default)
+        return None if value is None else self.positive_number(key, default)
+
+    def at_most(self, key: str, most: int, key_of_most: str, default: int | None = None) -> int:
+        value = self.positive(key, default)
+        if value > most:
+            self.refuse(f"{key} is {value}, expected at most {key_of_most}, {most}")
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:

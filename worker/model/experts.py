@@ -11,7 +11,6 @@ The router is whole on every rank and never rounded: it costs next to nothing, a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,37 +18,9 @@ from torch import Tensor
 from ...kernels.backend import Kernels
 from ..collectives import Collectives
 from ..errors import ConfigurationError
+from .config import ExpertsConfig
 from .matrices import Part, span
 from .products import Placement
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """What a checkpoint calls the parts of a mixture."""
-
-    block: str
-    """The mixture within its transformer layer; the router is its ``gate``."""
-    gate: str
-    up: str
-    down: str
-
-
-MIXTRAL = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
-QWEN3_MOE = ExpertNames("mlp", gate="gate_proj", up="up_proj", down="down_proj")
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertsShape:
-    """A mixture's sizes, and how it chooses."""
-
-    hidden_size: int
-    intermediate_size: int
-    """Of one expert."""
-    num_experts: int
-    num_chosen: int
-    """Experts of each token."""
-    renormalise: bool
-    """Whether the weights of a token's experts add up to 1."""
 
 
 class ExpertsLayer:
@@ -59,43 +30,42 @@ class ExpertsLayer:
     def __init__(
         self,
         prefix: str,
-        names: ExpertNames,
-        shape: ExpertsShape,
+        experts: ExpertsConfig,
+        hidden_size: int,
         columns: range,
         placement: Placement,
         group: Collectives,
     ) -> None:
         """``prefix`` is the transformer layer's; ``columns`` are this rank's of every expert. Raises
         ConfigurationError for weights in fewer bits."""
-        self._prefix = f"{prefix}.{names.block}"
-        self._names = names
-        self._shape = shape
+        self._prefix = f"{prefix}.{experts.names.block}"
+        self._config = experts
+        self._hidden_size = hidden_size
         self._columns = columns
         self._placement = placement
         self._group = group
         self._refuse_fewer_bits()
 
     def parts(self) -> Iterator[Part]:
-        shape, placement, width = self._shape, self._placement, len(self._columns)
-        self._router_weight = placement.empty(shape.num_experts, shape.hidden_size)
-        self._gate_up = self._empty(2 * width, shape.hidden_size)
-        self._down = self._empty(shape.hidden_size, width)
-        whole = (shape.num_experts, shape.hidden_size)
+        width, whole = len(self._columns), (self._config.num_experts, self._hidden_size)
+        self._router_weight = self._placement.empty(*whole)
+        self._gate_up = self._empty(2 * width, self._hidden_size)
+        self._down = self._empty(self._hidden_size, width)
         yield Part(f"{self._prefix}.gate.weight", whole, (slice(None), slice(None)), self._router_weight)
-        for expert in range(shape.num_experts):
+        for expert in range(self._config.num_experts):
             yield from self._parts_of(expert)
 
     def _parts_of(self, expert: int) -> Iterator[Part]:
-        shape, owned = self._shape, span(self._columns)
-        rows, halves = (shape.intermediate_size, shape.hidden_size), self._gate_up[expert].chunk(2)
-        for name, target in zip((self._names.gate, self._names.up), halves, strict=True):
+        names, owned = self._config.names, span(self._columns)
+        rows, halves = (self._config.intermediate_size, self._hidden_size), self._gate_up[expert].chunk(2)
+        for name, target in zip((names.gate, names.up), halves, strict=True):
             yield Part(self._matrix(expert, name), rows, (owned, slice(None)), target)
-        yield Part(self._matrix(expert, self._names.down), rows[::-1], (slice(None), owned), self._down[expert])
+        yield Part(self._matrix(expert, names.down), rows[::-1], (slice(None), owned), self._down[expert])
 
     def _empty(self, num_out: int, num_in: int) -> Tensor:
         """A matrix for each expert."""
         of_what = self._placement
-        return torch.empty(self._shape.num_experts, num_out, num_in, device=of_what.device, dtype=of_what.matrix_dtype)
+        return torch.empty(self._config.num_experts, num_out, num_in, device=of_what.device, dtype=of_what.matrix_dtype)
 
     def _matrix(self, expert: int, name: str) -> str:
         return f"{self._prefix}.experts.{expert}.{name}.weight"
@@ -103,7 +73,7 @@ class ExpertsLayer:
     def prepare(self, kernels: Kernels) -> None:
         self._route = kernels.prepare_linear(self._router_weight)
         self._experts = kernels.prepare_experts(
-            self._gate_up, self._down, num_chosen=self._shape.num_chosen, renormalise=self._shape.renormalise
+            self._gate_up, self._down, num_chosen=self._config.num_chosen, renormalise=self._config.renormalise
         )
         self._between = kernels.between
         del self._router_weight, self._gate_up, self._down
@@ -119,7 +89,7 @@ class ExpertsLayer:
                 "weights can be float32, bfloat16 or float16 only"
             )
         packing = self._placement.packing
-        if packing is not None and packing.covers(self._matrix(0, self._names.gate)):
+        if packing is not None and packing.covers(self._matrix(0, self._config.names.gate)):
             raise ConfigurationError(
                 f"the checkpoint packs its matrices ({packing.describe()}), but {self._prefix} is a mixture of "
                 "experts, whose weights can be float32, bfloat16 or float16 only"

@@ -32,6 +32,8 @@ class Partition:
     kv_heads: range
     mlp_columns: range
     vocabulary: range
+    expert_columns: range
+    """Of every expert of a mixture."""
 
 
 def partition(config: ModelConfig, size: int) -> tuple[Partition, ...]:
@@ -44,7 +46,8 @@ def partition(config: ModelConfig, size: int) -> tuple[Partition, ...]:
         _check_groups(config, config.packing.group_size, config.packing.is_permuted, [query for query, _ in heads])
     columns = _deal(config.intermediate_size, size, _group_size(config))
     rows = _deal(config.vocab_size, size)
-    return tuple(Partition(*heads[rank], columns[rank], rows[rank]) for rank in range(size))
+    experts = [range(0)] * size if config.experts is None else _deal(config.experts.intermediate_size, size)
+    return tuple(Partition(*heads[rank], columns[rank], rows[rank], experts[rank]) for rank in range(size))
 
 
 def check_size(config: ModelConfig, size: int) -> None:
@@ -54,9 +57,10 @@ def check_size(config: ModelConfig, size: int) -> None:
     for count, what in (
         (config.num_query_heads, "query heads"),
         (config.intermediate_size, "MLP columns"),
+        (None if config.experts is None else config.experts.intermediate_size, "columns of an expert"),
         (config.vocab_size, "vocabulary rows"),
     ):
-        if size > count:
+        if count is not None and size > count:
             raise ConfigurationError(
                 f"--tensor-parallel-size is {size}, but the model has {count} {what}, "
                 f"so that {size - count} of the ranks would get none; the limit is {count}"

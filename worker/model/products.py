@@ -59,16 +59,34 @@ def stored_matrix(share: Share, placement: Placement) -> StoredMatrix:
 
 
 def prepare_product(
-    weights: Sequence[Weight], placement: Placement, kernels: Kernels, *, has_outliers: bool = False
+    weights: Sequence[Weight],
+    placement: Placement,
+    kernels: Kernels,
+    *,
+    has_outliers: bool = False,
+    bias: Tensor | None = None,
 ) -> Callable[[Tensor], Tensor]:
     """``x [T, in] -> [T, out]`` of several matrices, whose outputs follow each other; one product where they fuse.
 
-    ``has_outliers``: single inputs of a token are many times as large as the others, and eight bits are too few to
-    hold both.
+    ``bias``: ``[out]``, in ``matrix_dtype``. ``has_outliers``: single inputs of a token are many times as large as the
+    others, and eight bits are too few to hold both.
     """
     digits = 2 if has_outliers else 1
-    products = [kernels.prepare_linear(quantized(weight, placement.quantization, digits)) for weight in fused(weights)]
+    joined = fused(weights)
+    widths = [_num_outputs(weight) for weight in joined]
+    biases = [None] * len(joined) if bias is None else torch.split(bias, widths)
+    products = [
+        kernels.prepare_linear(quantized(weight, placement.quantization, digits), share)
+        for weight, share in zip(joined, biases, strict=True)
+    ]
     return products[0] if len(products) == 1 else ProductsInTurn(products, kernels)
+
+
+def _num_outputs(weight: Weight) -> int:
+    values = (
+        weight if isinstance(weight, Tensor) else weight.packed if isinstance(weight, Int4Weight) else weight.values
+    )
+    return values.shape[0]
 
 
 class ProductsInTurn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ class RopeType(enum.Enum):
     DYNAMIC = "dynamic"
     YARN = "yarn"
     LLAMA3 = "llama3"
+    LONGROPE = "longrope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,24 @@ class RopeConfig:
     truncate: bool = True
     """yarn: the two bounds are rounded outwards to whole dimensions."""
     attention_factor: float = 1.0
-    """yarn: of cosines and sines."""
+    """yarn and longrope: of cosines and sines."""
+    rotated_share: float = 1.0
+    """Of each head's numbers, how many of the first are rotated."""
+    short_factors: tuple[float, ...] = ()
+    """longrope: by what each frequency is divided in contexts up to the original one."""
+    long_factors: tuple[float, ...] = ()
+    """longrope: in longer ones."""
+
+    def rotated_dim(self, head_dim: int) -> int:
+        """Numbers of each head that are rotated."""
+        return int(head_dim * self.rotated_share)
 
 
-def read_rope(file: ConfigFile) -> RopeConfig:
-    """Keys and defaults are those of transformers 5.24; per-layer parameters are refused."""
+def read_rope(file: ConfigFile, *, may_be_partial: bool = False, longrope_names: tuple[str, ...] = ()) -> RopeConfig:
+    """Keys and defaults are those of transformers 5.24.
+
+    ``may_be_partial``: the family can rotate a part of each head. ``longrope_names``: what it calls LongRoPE besides.
+    """
     rope = file.within("rope_scaling", "rope_parameters")
     nested = [key for key, value in rope.values.items() if isinstance(value, dict)]
     if nested:
@@ -53,32 +68,77 @@ def read_rope(file: ConfigFile) -> RopeConfig:
     values.setdefault("partial_rotary_factor", file.values.get("partial_rotary_factor"))
     if (original := file.values.get("original_max_position_embeddings")) is not None:
         values["original_max_position_embeddings"] = original
-    return _read(ConfigFile(file.path, values), file)
+    values["rope_type"] = values.get("rope_type", values.get("type", RopeType.DEFAULT.value))
+    if values["rope_type"] in longrope_names:
+        values["rope_type"] = RopeType.LONGROPE.value
+    merged = ConfigFile(file.path, values)
+    return dataclasses.replace(_read(merged, file), rotated_share=_rotated_share(merged, may_be_partial))
+
+
+def _rotated_share(rope: ConfigFile, may_be_partial: bool) -> float:
+    share = float(rope.number("partial_rotary_factor", default=1.0))
+    if not may_be_partial and share != 1.0:
+        rope.refuse(f"partial_rotary_factor is {rope.values['partial_rotary_factor']!r}; known: 1.0")
+    if not 0 < share <= 1:
+        rope.refuse(f"partial_rotary_factor is {share:g}, expected more than 0 and at most 1")
+    return share
 
 
 def _read(rope: ConfigFile, file: ConfigFile) -> RopeConfig:
-    if rope.number("partial_rotary_factor", default=1.0) != 1.0:
-        rope.refuse(f"partial_rotary_factor is {rope.values['partial_rotary_factor']!r}; known: 1.0")
-    name = rope.values.get("rope_type", rope.values.get("type", "default"))
-    kind = RopeType(rope.choice("rope_type", name, [member.value for member in RopeType]))
+    kind = RopeType(rope.choice("rope_type", rope.values["rope_type"], [member.value for member in RopeType]))
     theta = float(rope.number("rope_theta", default=10000.0))
     if theta <= 1:
         rope.refuse(f"rope_theta is {theta:g}, expected more than 1")
-    trained = file.values.get("max_position_embeddings")
     if kind is RopeType.DEFAULT:
         return RopeConfig(theta)
     if kind is RopeType.YARN:
         return _yarn(theta, rope, file)
+    if kind is RopeType.LONGROPE:
+        return _longrope(theta, rope, file)
     factor = float(rope.number("factor", least=1.0))
     if kind is RopeType.LINEAR:
         return RopeConfig(theta, kind, factor)
     if kind is RopeType.DYNAMIC:  # the context that is stretched is the model's whole one
         return RopeConfig(theta, kind, factor, file.positive("max_position_embeddings"))
+    return _llama3(theta, factor, rope, file)
+
+
+def _llama3(theta: float, factor: float, rope: ConfigFile, file: ConfigFile) -> RopeConfig:
+    trained = file.values.get("max_position_embeddings")
     original = rope.positive("original_max_position_embeddings", default=trained)
     low, high = float(rope.number("low_freq_factor")), float(rope.number("high_freq_factor"))
     if high <= low:
         rope.refuse(f"high_freq_factor is {high:g}, expected more than low_freq_factor, {low:g}")
-    return RopeConfig(theta, kind, factor, original, low_freq_factor=low, high_freq_factor=high)
+    return RopeConfig(theta, RopeType.LLAMA3, factor, original, low_freq_factor=low, high_freq_factor=high)
+
+
+def _longrope(theta: float, rope: ConfigFile, file: ConfigFile) -> RopeConfig:
+    """Ding et al. 2024. The default of attention's factor is theirs, section 3.3."""
+    trained = file.positive("max_position_embeddings")
+    original = rope.positive("original_max_position_embeddings", default=trained)
+    factor = float(rope.number("factor", default=trained / original))
+    head_dim = file.positive("head_dim", default=file.positive("hidden_size") // file.positive("num_attention_heads"))
+    num_pairs = int(head_dim * rope.number("partial_rotary_factor", default=1.0)) // 2
+    default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return RopeConfig(
+        theta,
+        RopeType.LONGROPE,
+        factor,
+        original,
+        attention_factor=float(rope.number("attention_factor", default=default)),
+        short_factors=_factors("short_factor", rope, num_pairs),
+        long_factors=_factors("long_factor", rope, num_pairs),
+    )
+
+
+def _factors(key: str, rope: ConfigFile, num_pairs: int) -> tuple[float, ...]:
+    """One for each frequency."""
+    values = rope.values.get(key)
+    if not isinstance(values, list) or not all(isinstance(value, int | float) and value > 0 for value in values):
+        rope.refuse(f"{key} is {values!r}, expected a list of {num_pairs} numbers above 0")
+    if len(values) != num_pairs:
+        rope.refuse(f"{key} has {len(values)} numbers, expected {num_pairs}, one for each pair that is rotated")
+    return tuple(map(float, values))
 
 
 def _yarn(theta: float, rope: ConfigFile, file: ConfigFile) -> RopeConfig:

@@ -11,20 +11,25 @@ from .rope_config import RopeConfig, RopeType
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, max_positions: int) -> Tensor:
-    """float32 ``[max_positions, head_dim]``: the cosines of each position's angles, then the sines.
+    """float32 ``[max_positions, R]``: the cosines of each position's angles, then the sines, of the first R numbers of
+    each head, which are rotated.
 
-    One table for all that a server computes: with dynamic scaling its frequencies are those of a context of
-    ``max_positions`` tokens, however long a sequence is, so that K that is cached fits whatever comes after it.
+    One table for all that a server computes: with dynamic scaling and LongRoPE its frequencies are those of a context
+    of ``max_positions`` tokens, however long a sequence is, so that K that is cached fits whatever comes after it.
     """
-    frequencies = rotary_frequencies(rope, head_dim, max_positions)
+    frequencies = rotary_frequencies(rope, rope.rotated_dim(head_dim), max_positions)
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
 
 
 def rotary_frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> Tensor:
-    """float32 ``[head_dim / 2]``, radians a position, in a context of ``max_positions`` tokens."""
+    """float32 ``[head_dim / 2]``, radians a position, in a context of ``max_positions`` tokens; of ``head_dim`` numbers
+    that are rotated."""
     theta = _dynamic_theta(rope, head_dim, max_positions) if rope.type is RopeType.DYNAMIC else rope.theta
     frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rope.type is RopeType.LONGROPE:
+        is_long = max_positions > rope.original_max_positions
+        return frequencies / torch.tensor(rope.long_factors if is_long else rope.short_factors)
     if rope.type is RopeType.LINEAR:
         return frequencies / rope.factor
     if rope.type is RopeType.YARN:
