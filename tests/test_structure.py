@@ -34,7 +34,7 @@ WITHOUT_TORCH = (
     *("worker.waiting_queue", "worker.fair_queue", "worker.policies", "worker.head_room", "worker.token_budget"),
     *("worker.speed", "worker.beam_search", "worker.sampling_row", "worker.admission", "worker.ledger"),
     *("worker.step_thread", "worker.report_book", "worker.waiting_room", "worker.running_batch"),
-    *("worker.block_needs", "worker.judge"),
+    *("worker.block_needs", "worker.judge", "worker.model.config"),
 )
 WITHOUT_RAY = ("cluster.api", "cluster.cli", "cluster.config", "cluster.environment", "cluster.offline")
 PARTS = {"starlette": "fastapi", "pydantic-core": "pydantic", "llvmlite": "numba"}

@@ -13,7 +13,7 @@ from prompt_plan import LENGTH, compute, expected_logits
 from torch import nn
 
 from octavo.kernels.cpu_program import NotRecordable
-from octavo.worker.model.families import FAMILIES
+from octavo.worker.model.families.registry import FAMILIES
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96,

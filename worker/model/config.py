@@ -133,7 +133,7 @@ class ModelConfig:
 
         Raises ConfigurationError, in one sentence, for a file that is missing or no JSON and for what is not known.
         """
-        from .families import read_config  # whose readers make what is defined here
+        from .families.registry import read_config  # whose readers make what is defined here
 
         return read_config(folder)
 
