@@ -21,6 +21,7 @@ from .router_client import RouterClient
 from .router_lines import RouterAway
 from .submitter import Submitter
 from .trace_recorder import TraceRecorder
+from .way_in import WayIn
 
 
 class ClusterService:
@@ -34,13 +35,15 @@ class ClusterService:
         metrics: ModelsMetrics,
         recorders: Mapping[str, TraceRecorder] | None = None,
         tls: ssl.SSLContext | None = None,
+        way_in: WayIn | None = None,
     ) -> None:
-        """``tls``: of the lines to the worker groups' leaders."""
+        """``tls``: of the lines to the worker groups' leaders. ``way_in``: None where no proxy is in front."""
         self.gateway_id = gateway_id
         self.metrics = metrics
         self.hasher = hasher
         self._router = router
         self._recorders = recorders or {}
+        self._way_in = way_in
         self.groups = GroupRegistry(gateway_id, router, tls)
         self._submitter = Submitter(router, self.groups, metrics)
 
@@ -78,6 +81,8 @@ class ClusterService:
         if missing := [model for model in self.metrics.models if model not in served]:
             which = f" of {', '.join(missing)}" if len(self.metrics.models) > 1 else ""
             return Readiness(False, f"no worker group{which} is ready")
+        if self._way_in is not None and not await self._way_in.is_open():
+            return Readiness(False, "the proxy does not send every connection here yet")
         return Readiness(True, f"{len(serving)} worker group{'s' if len(serving) > 1 else ''} ready")
 
     async def reset_prefix_cache(self) -> Mapping[str, int | None]:

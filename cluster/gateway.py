@@ -33,6 +33,7 @@ from .router_lines import RouterAway
 from .send_buffers import SmallSendBuffers
 from .serve_ports import keep_calls_on_the_node
 from .trace_recorder import TraceRecorder
+from .way_in import WayIn
 
 METRICS_PERIOD_S = 1.0
 
@@ -56,12 +57,14 @@ class Gateway:
         self._http = plan.config
         self._body_worker = BodyWorker(recipes)
         self._metrics = ModelsMetrics([model.name for model in self._judges.models], self._id)
-        names = router_names(serve.get_replica_context().app_name, plan.config.num_routers)
+        app_name = serve.get_replica_context().app_name
+        names = router_names(app_name, plan.config.num_routers)
         self._router = RouterClient(self._id, [functools.partial(ray.get_actor, name, NAMESPACE) for name in names])
         hasher = RoutingHasher(plan.routing_key, plan.config.block_size)
         self._recorders = await asyncio.to_thread(self._start_recording, plan, asyncio.get_running_loop().time)
         tls = None if (files := ray_tls()) is None else gateway_context(files)
-        self._service = ClusterService(self._id, self._router, hasher, self._metrics, self._recorders, tls)
+        way_in = WayIn(app_name)
+        self._service = ClusterService(self._id, self._router, hasher, self._metrics, self._recorders, tls, way_in)
 
     @staticmethod
     def _recipe(plan: ServePlan) -> JudgeRecipe:
