@@ -178,3 +178,51 @@ def test_dtype(tmp_path: Path) -> None:
     assert choose_dtype("bfloat16", stored_as_half, cpu) is torch.bfloat16
     with pytest.raises(ConfigurationError, match="--dtype is 'int8'; known: auto, float32"):
         choose_dtype("int8", stored_as_half, cpu)
+
+
+GEMMA3: dict[str, Any] = {**LLAMA, "architectures": ["Gemma3ForCausalLM"], "sliding_window": 8, "head_dim": 16}
+
+
+def test_gemma_3_before_and_since_transformers_5(tmp_path: Path) -> None:
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}
+    new = {"rope_parameters": {"full_attention": full, "sliding_attention": {"rope_theta": 2e4}}}
+    for keys in (old, new):
+        config = read(tmp_path, **GEMMA3 | keys | {"sliding_window_pattern": 2})
+        assert config.layer_windows == (8, None)
+        assert config.rope_of(0) == RopeConfig(2e4)
+        assert config.rope_of(1) == RopeConfig(5e5, RopeType.LINEAR, 8.0)
+
+
+PHI3: dict[str, Any] = {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5}
+MIXTRAL: dict[str, Any] = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            PHI3 | {"rope_scaling": {"type": "su", "short_factor": [1.0] * 4}},
+            "long_factor is None, expected a list of 4",
+        ),
+        (
+            PHI3 | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 4}},
+            "short_factor has 3 numbers, expected 4",
+        ),
+        (PHI3 | {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5, expected more than 0 and at most 1"),
+        (GEMMA3 | {"layer_types": ["full_attention"]}, "expected a list of 2, one for each of num_hidden_layers"),
+        (
+            GEMMA3 | {"layer_types": ["full_attention", "linear"]},
+            "layer_types is 'linear'; known: full_attention, slid",
+        ),
+        (GEMMA3 | {"final_logit_softcapping": 0}, "final_logit_softcapping is 0, expected a number above 0"),
+        (GEMMA3 | {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar is -1, expected a number above 0"),
+        (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention is True, which is not supported"),
+        (MIXTRAL | {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected at most num_local_experts, 4"),
+        (MIXTRAL | {"hidden_act": "gelu"}, "hidden_act is 'gelu'; known for experts: silu"),
+        ({"architectures": ["OPTForCausalLM"]}, "known: LlamaForCausalLM, .*Gemma3ForCausalLM, .*GraniteForCausalLM"),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read(tmp_path, **changes)
