@@ -189,6 +189,12 @@ def row_works(kernels: Kernels, dtype: torch.dtype, rows: int) -> Iterator[Work]
     )
     query = torch.randn(rows, NUM_QUERY_HEADS, HEAD_DIM).to(dtype)
     key, value = torch.randn(2, rows, NUM_KV_HEADS, HEAD_DIM).to(dtype)
+    head_weights = torch.ones(2, HEAD_DIM, dtype=dtype)
+    yield Work(
+        f"norm_heads, {rows} rows",
+        lambda: kernels.norm_heads(query, key, *head_weights, 1e-5),
+        2 * (query.numel() + key.numel()) * size,
+    )
     # An angle of 0: in place, again and again, the numbers neither grow nor vanish.
     table = torch.cat((torch.ones(rows, HEAD_DIM // 2), torch.zeros(rows, HEAD_DIM // 2)), dim=1)
     positions = torch.arange(rows)

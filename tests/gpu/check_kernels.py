@@ -358,6 +358,7 @@ def elementwise_checks(tiny: bool) -> Iterator[Check]:
         x, residual = torch.randn(2, rows, size).to(dtype)
         weight = torch.rand(size).to(dtype)
         query, key = torch.randn(rows, 32, 128).to(dtype), torch.randn(rows, 8, 128).to(dtype)
+        head_weights = torch.rand(2, 128)  # float32, as Gemma's
         angles = torch.rand(4096, 64) * 6.28
         positions, table = torch.randint(0, 4096, (rows,)).int(), torch.cat((angles.cos(), angles.sin()), dim=1)
         runs_of: dict[str, Callable[[Kernels], Tensor]] = {
@@ -369,6 +370,13 @@ def elementwise_checks(tiny: bool) -> Iterator[Check]:
                 k.rotary(q.clone(), key.clone(), p, t), dim=1
             ),
         }
+        half = table[:, 32:96].contiguous()
+        runs_of["rotary of half a head"] = lambda k, q=query, key=key, p=positions, t=half: torch.cat(
+            k.rotary(q.clone(), key.clone(), p, t), dim=1
+        )
+        runs_of["norm_heads"] = lambda k, q=query, key=key, w=head_weights: torch.cat(
+            k.norm_heads(q.clone(), key.clone(), *w, 1e-5), dim=1
+        )
         for name, run in runs_of.items():
             yield f"{name}, {dtype}", run, 2 * tolerance
 
