@@ -12,7 +12,7 @@ export PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check triton diff cases operation chaos clients page k8s lint format bench clean
+.PHONY: help setup serve test check triton diff cases operation chaos clients page k8s models lint format bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 17
@@ -49,6 +49,9 @@ clients: setup ## lm-evaluation-harness, LangChain and schemathesis against a cl
 
 page: setup ## the live page in a headless Chromium, over a cluster (4 minutes)
 	@.ci/suites page
+
+models: setup ## real models besides the embedded one against transformers; downloads 240 MB (7 minutes)
+	@.ci/suites models
 
 k8s: setup ## the manifests, the chart and the Dockerfile, without a cluster (1 minute)
 	@.ci/suites k8s

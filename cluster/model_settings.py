@@ -52,7 +52,7 @@ class ModelSettings(Settings):
     """One model."""
 
     model: Text | None = None
-    """Folder in Hugging Face format, hub id, or GGUF file. Default: SmolLM2-135M-Instruct, embedded."""
+    """Folder in Hugging Face format, hub id, GGUF file, or gemma-3-270m. Default: SmolLM2-135M-Instruct, embedded."""
     served_model_name: Text | None = None
     """Name of the model in the API. Default: the hub id, or the name of the folder or file."""
 

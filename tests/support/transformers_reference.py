@@ -22,8 +22,10 @@ class Reference:
     best one after those before it, the output is what ``generate`` gives, and at a fraction of its cost.
     """
 
-    def __init__(self, model_dir: Path, *, num_prompts: int, max_tokens: int, eos_token_ids: Collection[int]) -> None:
-        self.prompts = _prompts(model_dir, num_prompts)
+    def __init__(
+        self, model_dir: Path, prompts: list[list[int]], *, max_tokens: int, eos_token_ids: Collection[int]
+    ) -> None:
+        self.prompts = prompts
         self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
         self._max_tokens = max_tokens
         self._eos = frozenset(eos_token_ids)
@@ -56,7 +58,7 @@ class Reference:
         return self._gaps[tokens]
 
 
-def _prompts(model_dir: Path, num_prompts: int) -> list[list[int]]:
+def chat_prompts(model_dir: Path, num_prompts: int) -> list[list[int]]:
     """Token ids of the first test prompts, each a chat."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_dir)
     texts = json.loads((DATA / "prompts.json").read_text())["prompts"][:num_prompts]

