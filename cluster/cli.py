@@ -79,7 +79,7 @@ def _serve_command() -> click.Command:
     def serve(ctx: click.Context, /, **_: Any) -> None:
         """Serve MODEL over the OpenAI API until Ctrl-C.
 
-        MODEL is a folder in Hugging Face format, a hub id or a GGUF file; without it, the embedded
+        MODEL is a folder in Hugging Face format, a hub id, a GGUF file or gemma-3-270m; without it, the embedded
         SmolLM2-135M-Instruct. Each setting can also stand in a YAML file (--config), and be an environment variable:
         OCTAVO_MAX_MODEL_LEN for --max-model-len. A flag goes before a variable, and a variable before the file.
         """

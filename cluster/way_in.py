@@ -44,20 +44,19 @@ class WayIn:
         self._app_name = app_name
         self._address = address
         self._is_open = False
-        self._look: asyncio.Task[bool] | None = None
+        self._look: asyncio.Task[None] | None = None
 
     async def is_open(self) -> bool:
         """False also where it takes longer than ``PATIENCE_S`` to find out."""
         if self._is_open:
             return True
-        if self._look is None:
-            self._look = asyncio.create_task(asyncio.to_thread(self._leads_here))
-        done, _ = await asyncio.wait([self._look], timeout=PATIENCE_S)
-        if not done or self._look is None:
-            return self._is_open
-        look, self._look = self._look, None
-        self._is_open = look.result()
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._find_out())
+        await asyncio.wait([self._look], timeout=PATIENCE_S)
         return self._is_open
+
+    async def _find_out(self) -> None:
+        self._is_open = await asyncio.to_thread(self._leads_here)
 
     def _leads_here(self) -> bool:
         """Also where no proxy listens on this node: then no way leads through it."""

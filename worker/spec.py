@@ -22,7 +22,7 @@ class WorkerSpec:
     """Settings of one worker group, decided and judged by the cluster's configuration."""
 
     model: str | None
-    """Folder, hub id, GGUF file, or None for the embedded model."""
+    """Folder, hub id, GGUF file, name of a packaged model, or None for the embedded one."""
     served_model_name: str
     group: str
     """Name of the group, unique in the application."""

@@ -24,7 +24,8 @@ from .results import EmbeddingOutput, RequestOutput
 
 
 class LLM:
-    """``model``: a folder in Hugging Face format, a hub id or a GGUF file; None: the embedded SmolLM2-135M-Instruct.
+    """``model``: a folder in Hugging Face format, a hub id, a GGUF file or gemma-3-270m; None: the embedded
+    SmolLM2-135M-Instruct.
 
     ``flags`` are those of ``octavo serve`` that mean something in one process, by the names of ServeConfig's fields:
     ``max_model_len``, ``kv_cache_memory_bytes`` and so on. Raises ConfigurationError for what cannot work.

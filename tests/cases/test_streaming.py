@@ -191,7 +191,7 @@ def test_case_bug_031_clients_that_leave(cluster: OneModel, fields: dict[str, An
     wait_until(lambda: all(cluster.gauge(name) == 0 for name in names), timeout_s=15, what="nothing under way")
 
     def has_settled() -> bool:
-        """A step that was under way when the last client left adds its tokens later than the request is gone."""
+        """A group tells its metrics once a second: what it said last may be from before its last request came."""
         before = cluster.gauge("octavo_engine_generation_tokens_total")
         time.sleep(2.5)
         return cluster.gauge("octavo_engine_generation_tokens_total") == before

@@ -92,3 +92,20 @@ def test_a_proxy_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monk
         found = asyncio.run(looks(address, 2))
         held.set()
     assert found == [False, False]
+
+
+def test_many_may_ask_at_once_and_one_look_answers_them() -> None:
+    """Some of them while it is not open yet; another look begins when the one before has ended."""
+    asked: list[int] = []
+
+    def answer(number: int) -> tuple[int, str]:
+        asked.append(number)
+        return NONE_YET if number == 0 else KNOWN
+
+    async def ask_at_once(address: Address) -> list[list[bool]]:
+        way = WayIn("ours", lambda: address)
+        return [await asyncio.gather(*(way.is_open() for _ in range(10))) for _ in range(2)]
+
+    with proxy(answer) as address:
+        assert asyncio.run(ask_at_once(address)) == [[False] * 10, [True] * 10]
+    assert len(asked) == 1 + NUM_CONNECTIONS
