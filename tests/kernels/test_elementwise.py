@@ -46,11 +46,13 @@ def test_rms_norm_adds_to_the_residual_first(kernels: Kernels, dtype: torch.dtyp
     assert_close(out, normed(summed, weight, 1e-5), dtype)
 
 
-@each_dtype
-def test_a_weight_in_float32_is_multiplied_in_float32(kernels: Kernels, dtype: torch.dtype) -> None:
-    x, weight = torch.randn(5, 576).to(dtype), 1 + torch.rand(576)
-    out, _ = kernels.rms_norm(x, weight, 1e-5)
-    assert_close(out, normed(x, weight, 1e-5), dtype)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_weight_in_float32_is_not_rounded_to_the_activations_dtype(kernels: Kernels, dtype: torch.dtype) -> None:
+    """By less than half a step of theirs from 1: no single product shows it, the mean of all does."""
+    x, little = torch.randn(5, 576).to(dtype), 0.4 * torch.finfo(dtype).eps
+    plain, scaled = (kernels.rms_norm(x, torch.full((576,), weight), 1e-5)[0] for weight in (1.0, 1.0 + little))
+    ratio = float(scaled.double().abs().mean() / plain.double().abs().mean())
+    assert ratio == pytest.approx(1 + little, abs=little / 4)
 
 
 @each_dtype
